@@ -1,0 +1,1 @@
+"""vLLM's NIXL connectors, instrumented: the same classes under the same names, with events."""
