@@ -8,10 +8,10 @@ renumbered and never reused. Standard library only, since engine processes impor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Where(str, Enum):
+class Where(StrEnum):
     """The process kind in which a point is stamped."""
 
     ROUTER = "router"
@@ -22,7 +22,7 @@ class Where(str, Enum):
     PROCESS = "process"
 
 
-class Class(str, Enum):
+class Class(StrEnum):
     """What a request was doing: the three answers, compute told apart as run and queue, and no answer."""
 
     RUN = "compute.run"
@@ -59,14 +59,6 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class After:
-    """A dependency edge: the time since `stage` (an earlier point of the request) is charged to `cause`."""
-
-    stage: Stage
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """One point in time: code on the wire, name everywhere else."""
 
@@ -75,11 +67,26 @@ class Stage:
     where: Where
     doc: str
     fields: tuple[Field, ...] = ()
-    after: tuple[After, ...] = ()
+    derived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A dependency: `after` waits for `before`, and the time between is charged to `cause`.
+
+    `split` names the evidence that divides the time further (see `kvtrace.evidence`), "" for none.
+    """
+
+    before: Stage
+    after: Stage
+    cause: Cause
+    split: str = ""
 
 
 _causes: list[Cause] = []
 _stages: list[Stage] = []
+_points: list[Stage] = []
+_edges: list[Edge] = []
 
 
 def _cause(name: str, kind: Class, where: Where, doc: str, remedy: str) -> Cause:
@@ -88,10 +95,20 @@ def _cause(name: str, kind: Class, where: Where, doc: str, remedy: str) -> Cause
     return cause
 
 
-def _stage(code: int, name: str, where: Where, doc: str, *fields: Field, after: tuple[After, ...] = ()) -> Stage:
-    stage = Stage(code, name, where, doc, fields, after)
+def _stage(code: int, name: str, where: Where, doc: str, *fields: Field) -> Stage:
+    stage = Stage(code, name, where, doc, fields)
     _stages.append(stage)
     return stage
+
+
+def _point(code: int, name: str, where: Where, doc: str) -> Stage:
+    point = Stage(code, name, where, doc, derived=True)
+    _points.append(point)
+    return point
+
+
+def _edge(before: Stage, after: Stage, cause: Cause, split: str = "") -> None:
+    _edges.append(Edge(before, after, cause, split))
 
 
 _NET = "router placement, keep-alive connections, fewer hops"
@@ -153,21 +170,21 @@ DROPPED = _stage(2, "spool.dropped", Where.PROCESS, "Records lost since the proc
 DISABLED = _stage(3, "tracing.disabled", Where.PROCESS, "Tracing switched itself off in this process after an error.", Field("ref", "reason", "", "Where and what."))
 
 ROUTER_RECEIVED = _stage(10, "router.received", Where.ROUTER, "The router has the request's head.", Field("a", "attempt", "", "0 for the first attempt of a client request."), Field("b", "body_bytes", "bytes", "Size of the body."), Field("ref", "client_request_id", "", "The id that the client sent, if any."))
-ROUTER_DECIDED = _stage(11, "router.decided", Where.ROUTER, "P and D are chosen.", Field("a", "prefill", "", "Index of P."), Field("b", "decode", "", "Index of D."), Field("c", "prefill_inflight", "", "Requests that the router had in flight on that P."), Field("d", "decode_inflight", "", "Requests that the router had in flight on that D."), Field("ref", "mode", "", "push or pull."), after=(After(ROUTER_RECEIVED, ROUTER_DECIDE),))
+ROUTER_DECIDED = _stage(11, "router.decided", Where.ROUTER, "P and D are chosen.", Field("a", "prefill", "", "Index of P."), Field("b", "decode", "", "Index of D."), Field("c", "prefill_inflight", "", "Requests that the router had in flight on that P."), Field("d", "decode_inflight", "", "Requests that the router had in flight on that D."), Field("ref", "mode", "", "push or pull."))
 ROUTER_CANDIDATE = _stage(12, "router.candidate", Where.ROUTER, "One candidate's queue as the router knew it when it chose.", Field("a", "leg", "", "0 prefill, 1 decode."), Field("b", "index", "", "Index of the candidate."), Field("c", "inflight", "", "Requests that the router had in flight there."), Field("d", "tokens", "tokens", "Prompt tokens of those, where known."), Field("ref", "url", "", "Address of the candidate."))
-ROUTER_PREFILL_SENT = _stage(13, "router.prefill_sent", Where.ROUTER, "The prefill leg leaves the router.", Field("ref", "url", "", "Address of P."), after=(After(ROUTER_DECIDED, ROUTER_DISPATCH),))
+ROUTER_PREFILL_SENT = _stage(13, "router.prefill_sent", Where.ROUTER, "The prefill leg leaves the router.", Field("ref", "url", "", "Address of P."))
 ROUTER_PREFILL_RETURNED = _stage(14, "router.prefill_returned", Where.ROUTER, "P's reply has arrived whole.", Field("a", "status", "", "HTTP status."))
-ROUTER_DECODE_SENT = _stage(15, "router.decode_sent", Where.ROUTER, "The decode leg leaves the router.", Field("ref", "url", "", "Address of D."), after=(After(ROUTER_PREFILL_RETURNED, ROUTER_DISPATCH),))
+ROUTER_DECODE_SENT = _stage(15, "router.decode_sent", Where.ROUTER, "The decode leg leaves the router.", Field("ref", "url", "", "Address of D."))
 ROUTER_FIRST_TOKEN = _stage(16, "router.first_token", Where.ROUTER, "The first content leaves for the client.")
 ROUTER_DONE = _stage(17, "router.done", Where.ROUTER, "The answer has left whole.", Field("a", "status", "", "HTTP status."), Field("b", "chunks", "", "Content chunks sent."))
 ROUTER_FAILED = _stage(18, "router.failed", Where.ROUTER, "The request failed.", Field("a", "status", "", "HTTP status sent to the client."), Field("ref", "reason", "", "What failed."))
 ROUTER_CANCELLED = _stage(19, "router.cancelled", Where.ROUTER, "The client went away and both legs were cancelled.")
 
 _STATUS = Field("a", "status", "", "HTTP status.")
-PREFILL_HTTP_RECEIVED = _stage(30, "prefill.http_received", Where.PREFILL, "P's HTTP server has the request's head.", after=(After(ROUTER_PREFILL_SENT, PREFILL_HOP),))
+PREFILL_HTTP_RECEIVED = _stage(30, "prefill.http_received", Where.PREFILL, "P's HTTP server has the request's head.")
 PREFILL_HTTP_RESPONDED = _stage(31, "prefill.http_responded", Where.PREFILL, "P's HTTP server sends the reply's body.", _STATUS)
 PREFILL_HTTP_DONE = _stage(32, "prefill.http_done", Where.PREFILL, "P's HTTP exchange has ended.", _STATUS)
-DECODE_HTTP_RECEIVED = _stage(40, "decode.http_received", Where.DECODE, "D's HTTP server has the request's head.", after=(After(ROUTER_DECODE_SENT, DECODE_HOP),))
+DECODE_HTTP_RECEIVED = _stage(40, "decode.http_received", Where.DECODE, "D's HTTP server has the request's head.")
 DECODE_FIRST_TOKEN_OUT = _stage(41, "decode.first_token_out", Where.DECODE, "The first content leaves D's HTTP server.", _STATUS)
 DECODE_HTTP_DONE = _stage(42, "decode.http_done", Where.DECODE, "D's HTTP exchange has ended.", _STATUS, Field("b", "chunks", "", "Content chunks sent."))
 DECODE_HTTP_DISCONNECTED = _stage(43, "decode.http_disconnected", Where.DECODE, "The peer of D's HTTP server went away before the end.")
@@ -177,7 +194,7 @@ _PROMPT = Field("a", "prompt_tokens", "tokens", "Length of the prompt.")
 _SCHED = (_STEP, Field("b", "tokens", "tokens", "Tokens of the request in this step."), Field("c", "computed_tokens", "tokens", "Tokens already computed before the step."), Field("d", "prompt_tokens", "tokens", "Length of the prompt."))
 _CONSIDERED = (Field("a", "local_tokens", "tokens", "Tokens found in the local prefix cache."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
 _ALLOCATED = (Field("a", "blocks", "blocks", "Blocks the request holds."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
-PREFILL_ENQUEUED = _stage(50, "prefill.enqueued", Where.PREFILL, "The request is in P's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."), after=(After(PREFILL_HTTP_RECEIVED, PREFILL_FRONTEND),))
+PREFILL_ENQUEUED = _stage(50, "prefill.enqueued", Where.PREFILL, "The request is in P's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."))
 PREFILL_CONSIDERED = _stage(51, "prefill.considered", Where.PREFILL, "P's scheduler looks at the request.", *_CONSIDERED)
 PREFILL_ALLOCATED = _stage(52, "prefill.allocated", Where.PREFILL, "The request has blocks on P.", *_ALLOCATED)
 PREFILL_SCHEDULED = _stage(53, "prefill.scheduled", Where.PREFILL, "A step on P includes the request.", *_SCHED)
@@ -191,14 +208,14 @@ PREFILL_RELEASED = _stage(60, "prefill.released", Where.PREFILL, "P's scheduler 
 LEASE_STARTED = _stage(61, "prefill.lease_started", Where.PREFILL, "P's worker holds the blocks until a deadline.", _RANK, Field("b", "duration_ns", "ns", "Time left."))
 LEASE_EXTENDED = _stage(62, "prefill.lease_extended", Where.PREFILL, "A heartbeat from D extends the lease.", _RANK)
 
-DECODE_ENQUEUED = _stage(70, "decode.enqueued", Where.DECODE, "The request is in D's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."), Field("c", "remote", "", "1 if the KV is to come from P."), Field("ref", "remote_request_id", "", "The request's id on P, as D was told."), after=(After(DECODE_HTTP_RECEIVED, DECODE_FRONTEND),))
+DECODE_ENQUEUED = _stage(70, "decode.enqueued", Where.DECODE, "The request is in D's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."), Field("c", "remote", "", "1 if the KV is to come from P."), Field("ref", "remote_request_id", "", "The request's id on P, as D was told."))
 DECODE_CONSIDERED = _stage(71, "decode.considered", Where.DECODE, "D's scheduler looks at the request.", *_CONSIDERED)
 DECODE_ALLOCATED = _stage(72, "decode.allocated", Where.DECODE, "Blocks are reserved on D: the destination is prepared.", *_ALLOCATED)
-REGISTRATION_QUEUED = _stage(73, "decode.registration_queued", Where.DECODE, "D's worker hands the registration to its sender.", _RANK, after=(After(DECODE_ALLOCATED, SUBMIT_WAIT),))
-REGISTRATION_SENT = _stage(74, "decode.registration_sent", Where.DECODE, "The registration leaves D.", _RANK, Field("b", "message_bytes", "bytes", "Size of the message."), Field("c", "peer_rank", "", "Order of the P rank it was sent to."), after=(After(REGISTRATION_QUEUED, REGISTRATION),))
-LOAD_STARTED = _stage(75, "decode.load_started", Where.DECODE, "D's worker begins to load the KV.", _RANK, Field("b", "blocks", "blocks", "Local blocks to fill."), Field("ref", "remote_engine", "", "Engine id of P."), after=(After(DECODE_ALLOCATED, SUBMIT_WAIT),))
+REGISTRATION_QUEUED = _stage(73, "decode.registration_queued", Where.DECODE, "D's worker hands the registration to its sender.", _RANK)
+REGISTRATION_SENT = _stage(74, "decode.registration_sent", Where.DECODE, "The registration leaves D.", _RANK, Field("b", "message_bytes", "bytes", "Size of the message."), Field("c", "peer_rank", "", "Order of the P rank it was sent to."))
+LOAD_STARTED = _stage(75, "decode.load_started", Where.DECODE, "D's worker begins to load the KV.", _RANK, Field("b", "blocks", "blocks", "Local blocks to fill."), Field("ref", "remote_engine", "", "Engine id of P."))
 REPORTED = _stage(76, "decode.reported", Where.DECODE, "D's worker reports the KV as complete.", _RANK)
-READY = _stage(77, "decode.ready", Where.DECODE, "D's scheduler knows that the KV is there on every rank.", after=(After(REPORTED, REPORT),))
+READY = _stage(77, "decode.ready", Where.DECODE, "D's scheduler knows that the KV is there on every rank.")
 DECODE_SCHEDULED = _stage(78, "decode.scheduled", Where.DECODE, "A step on D includes the request.", *_SCHED)
 DECODE_FINISHED = _stage(79, "decode.finished", Where.DECODE, "D is done with the request.", Field("a", "output_tokens", "tokens", "Tokens produced."), Field("ref", "status", "", "vLLM's final status."))
 DECODE_ABORTED = _stage(80, "decode.aborted", Where.DECODE, "The request was aborted on D.", Field("ref", "status", "", "vLLM's final status."))
@@ -208,10 +225,10 @@ LOAD_FAILED = _stage(82, "decode.load_failed", Where.DECODE, "D's worker reports
 HANDSHAKE_STARTED = _stage(90, "handshake.started", Where.TRANSFER, "An engine begins to exchange agent metadata with another.", _RANK, Field("ref", "remote_engine", "", "Engine id of the peer."))
 HANDSHAKE_ENDED = _stage(91, "handshake.ended", Where.TRANSFER, "The exchange has ended.", _RANK, Field("b", "ok", "", "1 if it succeeded."), Field("ref", "remote_engine", "", "Engine id of the peer."))
 REGISTRATION_RECEIVED = _stage(92, "registration.received", Where.TRANSFER, "P's sender thread reads D's registration; the request id is D's.", _RANK, Field("ref", "remote_engine", "", "Engine id of D."))
-MATCHED = _stage(93, "transfer.matched", Where.TRANSFER, "P's sender thread has the blocks and the registration of one request together.", _RANK, Field("ref", "decode_request_id", "", "The request's id on D."), after=(After(SENDER_PICKED, WRITER_BUSY), After(REGISTRATION_RECEIVED, WRITER_BUSY)))
-PREPARED = _stage(94, "transfer.prepared", Where.TRANSFER, "Descriptors are made for one transfer.", _XFER, Field("b", "descriptors", "", "Number of descriptors."), Field("c", "rank", "", "Rank of the side that drives it."), Field("ref", "remote_request_id", "", "The request's id on the other side, as in the notification."), after=(After(MATCHED, PREPARE), After(LOAD_STARTED, PREPARE)))
-POST_STARTED = _stage(95, "transfer.post_started", Where.TRANSFER, "The call that posts the transfer begins.", _XFER, after=(After(PREPARED, PREPARE),))
-POST_ENDED = _stage(96, "transfer.post_ended", Where.TRANSFER, "The call that posts the transfer returns.", _XFER, Field("b", "moved_bytes", "bytes", "Bytes that the transfer moves."), Field("c", "descriptors", "", "Number of descriptors."), Field("d", "done", "", "1 if the post came back done."), after=(After(POST_STARTED, POST),))
+MATCHED = _stage(93, "transfer.matched", Where.TRANSFER, "P's sender thread has the blocks and the registration of one request together.", _RANK, Field("ref", "decode_request_id", "", "The request's id on D."))
+PREPARED = _stage(94, "transfer.prepared", Where.TRANSFER, "Descriptors are made for one transfer.", _XFER, Field("b", "descriptors", "", "Number of descriptors."), Field("c", "rank", "", "Rank of the side that drives it."), Field("ref", "remote_request_id", "", "The request's id on the other side, as in the notification."))
+POST_STARTED = _stage(95, "transfer.post_started", Where.TRANSFER, "The call that posts the transfer begins.", _XFER)
+POST_ENDED = _stage(96, "transfer.post_ended", Where.TRANSFER, "The call that posts the transfer returns.", _XFER, Field("b", "moved_bytes", "bytes", "Bytes that the transfer moves."), Field("c", "descriptors", "", "Number of descriptors."), Field("d", "done", "", "1 if the post came back done."))
 TRANSFER_DONE = _stage(97, "transfer.done", Where.TRANSFER, "A poll by the side that drives the transfer says done.", _XFER, Field("b", "last_pending_ns", "ns", "Monotonic time of the last poll that said in progress, 0 if none."), Field("c", "polls", "", "Polls made."))
 TRANSFER_FAILED = _stage(98, "transfer.failed", Where.TRANSFER, "The transfer failed.", _XFER, Field("ref", "reason", "", "What NIXL said."))
 NOTIFIED = _stage(99, "transfer.notified", Where.TRANSFER, "A worker reads the other side's completion notification; the request id is the reader's own.", _RANK)
@@ -227,6 +244,63 @@ STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in
 SENDER_WOKE = _stage(120, "sender.woke", Where.ENGINE, "The sender thread wakes.", Field("a", "slept_ns", "ns", "How long it slept."), Field("b", "queue_length", "", "Work waiting for it."), Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."))
 SENDER_SLEPT = _stage(121, "sender.slept", Where.ENGINE, "The sender thread goes to sleep.", Field("a", "busy_ns", "ns", "How long it was awake."), Field("b", "queue_length", "", "Work left, which it waits for others to complete."))
 
+# Points that no process stamps: they are worked out from steps and brackets ---------------------------
+
+PREFILL_BEGUN = _point(200, "prefill.begun", Where.PREFILL, "The first step on P that works on the prompt is made up.")
+PREFILL_COMPUTED = _point(201, "prefill.computed", Where.PREFILL, "The forward that holds the last prompt token has ended on every rank.")
+DECODE_BEGUN = _point(202, "decode.begun", Where.DECODE, "The first step on D that works on the request is made up.")
+DECODE_COMPUTED = _point(203, "decode.computed", Where.DECODE, "The forward that yields the first token has ended on every rank.")
+DECODE_SAMPLED = _point(204, "decode.sampled", Where.DECODE, "D's scheduler has taken in the step that yields the first token.")
+ARRIVED = _point(205, "transfer.arrived", Where.TRANSFER, "The last byte has arrived, as early as the evidence and the pair's fastest seen rate allow.")
+
+# Edges: what waits for what. A predecessor later than its successor is no predecessor; of those left, the last-arriving
+# one is on the path. Edges that skip a point serve runs in which that point is not instrumented.
+
+_edge(ROUTER_RECEIVED, ROUTER_DECIDED, ROUTER_DECIDE)
+_edge(ROUTER_DECIDED, ROUTER_PREFILL_SENT, ROUTER_DISPATCH)
+_edge(ROUTER_PREFILL_SENT, PREFILL_HTTP_RECEIVED, PREFILL_HOP)
+_edge(ROUTER_PREFILL_SENT, PREFILL_ENQUEUED, PREFILL_FRONTEND)
+_edge(PREFILL_HTTP_RECEIVED, PREFILL_ENQUEUED, PREFILL_FRONTEND)
+_edge(PREFILL_ENQUEUED, PREFILL_BEGUN, PREFILL_BOUNDARY, "prefill.wait")
+_edge(PREFILL_BEGUN, PREFILL_COMPUTED, PREFILL_FORWARD, "prefill.steps")
+_edge(PREFILL_COMPUTED, PREFILL_FINISHED, PREFILL_SAMPLE, "prefill.tail")
+_edge(PREFILL_FINISHED, PREFILL_STAGED, STAGE_WAIT)
+_edge(PREFILL_STAGED, SENDER_PICKED, WRITER_BUSY, "sender")
+_edge(SENDER_PICKED, MATCHED, WRITER_BUSY, "registration")
+_edge(PREFILL_STAGED, MATCHED, WRITER_BUSY, "registration")
+_edge(MATCHED, PREPARED, PREPARE, "handshake")
+_edge(PREFILL_FINISHED, PREFILL_HTTP_RESPONDED, PREFILL_FRONTEND)
+_edge(PREFILL_HTTP_RESPONDED, ROUTER_PREFILL_RETURNED, PREFILL_REPLY)
+_edge(PREFILL_FINISHED, ROUTER_PREFILL_RETURNED, PREFILL_REPLY)
+_edge(ROUTER_PREFILL_RETURNED, ROUTER_DECODE_SENT, ROUTER_DISPATCH)
+_edge(ROUTER_DECIDED, ROUTER_DECODE_SENT, ROUTER_DISPATCH)
+_edge(ROUTER_DECODE_SENT, DECODE_HTTP_RECEIVED, DECODE_HOP)
+_edge(PREFILL_HTTP_RESPONDED, DECODE_HTTP_RECEIVED, ROUTER_DISPATCH)
+_edge(ROUTER_DECODE_SENT, DECODE_ENQUEUED, DECODE_FRONTEND)
+_edge(DECODE_HTTP_RECEIVED, DECODE_ENQUEUED, DECODE_FRONTEND)
+_edge(DECODE_ENQUEUED, DECODE_ALLOCATED, DECODE_BOUNDARY, "decode.wait")
+_edge(DECODE_ALLOCATED, LOAD_STARTED, SUBMIT_WAIT)
+_edge(LOAD_STARTED, PREPARED, PREPARE, "handshake")
+_edge(PREPARED, POST_STARTED, PREPARE)
+_edge(POST_STARTED, POST_ENDED, POST)
+_edge(POST_STARTED, ARRIVED, POST)
+_edge(POST_ENDED, ARRIVED, WIRE)
+_edge(ARRIVED, NOTIFIED, DETECTION)
+_edge(ARRIVED, TRANSFER_DONE, DETECTION)
+_edge(NOTIFIED, REPORTED, REPORT)
+_edge(TRANSFER_DONE, REPORTED, REPORT)
+_edge(REPORTED, READY, REPORT)
+_edge(READY, DECODE_BEGUN, DECODE_BOUNDARY, "decode.wait")
+_edge(DECODE_ENQUEUED, DECODE_BEGUN, DECODE_BOUNDARY, "decode.wait")
+_edge(DECODE_BEGUN, DECODE_COMPUTED, FIRST_STEP, "decode.steps")
+_edge(DECODE_COMPUTED, DECODE_SAMPLED, DECODE_SAMPLE, "decode.tail")
+_edge(DECODE_SAMPLED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
+_edge(DECODE_COMPUTED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
+_edge(DECODE_FIRST_TOKEN_OUT, ROUTER_FIRST_TOKEN, DECODE_REPLY)
+_edge(DECODE_SAMPLED, ROUTER_FIRST_TOKEN, DECODE_REPLY)
+
+POINTS: tuple[Stage, ...] = tuple(_points)
+EDGES: tuple[Edge, ...] = tuple(_edges)
 STAGES: tuple[Stage, ...] = tuple(_stages)
 CAUSES: tuple[Cause, ...] = tuple(_causes)
 BY_CODE: dict[int, Stage] = {stage.code: stage for stage in STAGES}
