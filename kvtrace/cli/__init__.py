@@ -1,0 +1,152 @@
+"""`kvtrace`: parse, dispatch, map errors to exit codes.
+
+Commands write data to stdout; this module and progress displays are all that writes to stderr. Each command
+lives in a module of its own, exposes a function `command`, and is imported only when it is asked for, so
+that `kvtrace --help` and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvtrace import __version__
+from kvtrace.errors import KvtraceError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEBUG_VARIABLE = "KVTRACE_DEBUG"
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the program: its module, its sentence in `--help`, how its arguments are parsed."""
+
+    module: str
+    sentence: str
+    context_settings: dict[str, Any] = field(default_factory=dict)
+
+
+COMMANDS: dict[str, Command] = {
+    "record": Command(
+        "kvtrace.cli.record",
+        "Record what engines and routers emit into a store anybody can open.",
+        # Whatever follows the first word of the user's own command belongs to that command.
+        {"allow_interspersed_args": False},
+    ),
+    "explain": Command("kvtrace.cli.explain", "Explain where the time to first token went."),
+    "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
+    "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),
+    "lab": Command("kvtrace.cli.lab", "Start prefill engines, decode engines and a router on this machine."),
+    "doctor": Command("kvtrace.cli.doctor", "Check what kvtrace needs on this machine."),
+}
+
+
+class LazyCommands(TyperGroup):
+    """The group of all commands, each imported when it is named and not before."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of all commands, in the order of `--help`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Return the command of that name as a click object, or None."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        function = importlib.import_module(entry.module).command
+        single.command(cmd_name, context_settings=entry.context_settings)(function)
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.sentence) for name, entry in COMMANDS.items()])
+
+
+app = typer.Typer(
+    name="kvtrace",
+    cls=LazyCommands,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvtrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Tell where the time to first token goes when prefill and decode run on separate vLLM engines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program on `arguments` (default: the process's own) and return its exit code."""
+    try:
+        outcome = app(args=arguments, prog_name="kvtrace", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has what it wants; the interpreter's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except typer.Abort:
+        return EXIT_FAILURE
+    except UsageError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except KvtraceError as error:
+        return _complain(str(error), EXIT_FAILURE)
+    except Exception as error:  # noqa: BLE001 -- the last stop: the user gets a line, not a traceback
+        return _unexpected(error)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _unexpected(error: Exception) -> int:
+    """Report a wrong command line (exit code 2) or an error that nobody foresaw (exit code 1)."""
+    describe = getattr(error, "format_message", None)
+    if describe is not None:
+        return _complain_of_usage(error, describe())
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _complain(f"unexpected {what} ({DEBUG_VARIABLE}=1 shows the traceback)", EXIT_FAILURE)
+
+
+def _complain_of_usage(error: Exception, message: str) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(message.rstrip() + "\n")
+        return EXIT_USAGE
+    context = getattr(error, "ctx", None)
+    program = context.command_path if context is not None else "kvtrace"
+    return _complain(f"{message.rstrip('.')}; see `{program} --help`", EXIT_USAGE)
+
+
+def _complain(message: str, code: int) -> int:
+    """Write one line to stderr and return `code`; nothing in the message can move the cursor or break the line."""
+    flat = " ".join(part.strip() for part in message.split("\n"))
+    line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in flat)
+    sys.stderr.write(f"kvtrace: error: {line}\n")
+    return code
