@@ -1,0 +1,184 @@
+"""From stored events to stored answers: the only place that strings the analysis together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from kvtrace import assemble, attribution, stages
+from kvtrace.model import Attribution, Event, Process
+from kvtrace.store import Store
+
+_EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
+# A request older than this is not worked out again, and a step that began this long before a request may matter to it.
+_LOOK_BACK_NS = 600_000_000_000
+_MARGIN_NS = 10_000_000_000
+
+
+def analyze(store: Store, since_ns: int | None = None) -> int:
+    """Write the request, segment and hidden tables from the event table; return how many requests were attributed.
+
+    With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
+    """
+    processes = load_processes(store)
+    if since_ns is None:
+        events = load_events(store)
+        requests = assemble.assemble(events, processes)
+        for table in ("request", "segment", "hidden"):
+            store.execute(f"DELETE FROM {table}")  # noqa: S608
+    else:
+        events = _load_recent(store, since_ns)
+        requests = assemble.assemble(events, processes)
+    around = attribution.surroundings(events, requests, processes)
+    answers = [attribution.attribute(request, around) for request in requests]
+    write(store, answers, replace=since_ns is not None)
+    return len(answers)
+
+
+def _load_recent(store: Store, since_ns: int) -> list[Event]:
+    """Return every event of the requests that have one since then, and what their engines did meanwhile."""
+    from_ns = since_ns - _LOOK_BACK_NS
+    fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
+    bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
+    known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
+    ids = [row["request"] for row in known if bases.intersection(assemble.base_ids(row["request"]))]
+    if not ids:
+        return []
+    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608
+    events = _events(store, own, {"since": from_ns, "ids": ids})
+    first_ns = min(event.t_ns for event in events)
+    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608
+    return sorted(events + _events(store, around, {"since": first_ns - _MARGIN_NS}))
+
+
+def load_processes(store: Store) -> dict[int, Process]:
+    """Return the processes of the run by number. API servers take their engine from the core process they started."""
+    rows = store.rows("SELECT process, domain, host, pid, parent_pid, offset_ns, facts FROM process")
+    engine_of_parent = {
+        (row["host"], row["domain"], row["parent_pid"]): _facts(row).get("engine_id", "")
+        for row in rows
+        if _facts(row).get("engine_id")
+    }
+    processes = {}
+    for row in rows:
+        facts = _facts(row)
+        engine = facts.get("engine_id") or engine_of_parent.get((row["host"], row["domain"], row["pid"]), "")
+        processes[row["process"]] = Process(
+            process=row["process"],
+            kind=facts.get("kind", ""),
+            engine=engine,
+            domain=f"{row['host']}/{row['domain']}",
+            offset_ns=row["offset_ns"] or 0,
+            tp_size=int(facts.get("tp_size") or 1),
+        )
+    return processes
+
+
+def _facts(row: dict[str, Any]) -> dict[str, str]:
+    return dict(row["facts"] or {})
+
+
+def load_events(store: Store) -> list[Event]:
+    """Return the events of the run in time order."""
+    return _events(store, f"SELECT {_EVENT_COLUMNS} FROM event ORDER BY t_ns", {})  # noqa: S608
+
+
+def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
+    columns = [column.to_pylist() for column in store.arrow(sql, params).columns]
+    return [Event(*values) for values in zip(*columns, strict=True)]
+
+
+def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
+    """Write answers to the three tables; with `replace`, in place of earlier answers for the same requests."""
+    answers = list(answers)
+    if not answers:
+        return
+    if replace:
+        ids = pa.table({"request_id": [answer.request.request_id for answer in answers]})
+        store.forget_requests(ids)
+    first_key = store.next_request_key()
+    keyed = list(enumerate(answers, start=first_key))
+    store.append(
+        "request",
+        pa.Table.from_pylist(
+            [_request_row(key, answer) for key, answer in keyed], schema=store.arrow_schema("request")
+        ),
+    )
+    store.append("segment", pa.Table.from_pylist(list(_segment_rows(keyed)), schema=store.arrow_schema("segment")))
+    store.append("hidden", pa.Table.from_pylist(list(_hidden_rows(keyed)), schema=store.arrow_schema("hidden")))
+
+
+def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
+    request, shares = answer.request, answer.shares_ns
+    has_token = answer.ttft_ns is not None
+    run_ns, queue_ns = shares[stages.Class.RUN.value], shares[stages.Class.QUEUE.value]
+    row: dict[str, Any] = {
+        "request_key": key,
+        "request_id": request.request_id,
+        "client_request_id": request.client_request_id,
+        "attempt": request.attempt,
+        "mode": request.mode,
+        "verdict": answer.verdict,
+        "scope": answer.scope,
+        "join_method": request.join_method,
+        "prefill_engine": request.prefill_engine,
+        "decode_engine": request.decode_engine,
+        "prompt_tokens": answer.prompt_tokens,
+        "output_tokens": answer.output_tokens,
+        "start_ns": answer.start_ns,
+        "first_token_ns": answer.first_token_ns,
+        "end_ns": answer.end_ns,
+        "registration_late_ns": answer.registration_late_ns,
+        "moved_bytes": sum(transfer.moved_bytes for transfer in request.transfers),
+        "descriptors": sum(transfer.descriptors for transfer in request.transfers),
+        "transfers": len(request.transfers),
+        "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
+        "note": answer.note,
+    }
+    shown = {
+        "ttft_ns": answer.ttft_ns,
+        "compute_ns": run_ns + queue_ns,
+        "compute_run_ns": run_ns,
+        "compute_queue_ns": queue_ns,
+        "coordination_ns": shares[stages.Class.COORDINATION.value],
+        "transfer_ns": shares[stages.Class.TRANSFER.value],
+        "transfer_low_ns": answer.transfer_low_ns,
+        "transfer_high_ns": answer.transfer_high_ns,
+        "unattributed_ns": shares[stages.Class.UNATTRIBUTED.value],
+    }
+    row.update(shown if has_token else dict.fromkeys(shown))
+    return row
+
+
+def _segment_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:
+    for key, answer in keyed:
+        for position, segment in enumerate(answer.segments):
+            cause = stages.CAUSE_BY_NAME[segment.cause]
+            yield {
+                "request_key": key,
+                "position": position,
+                "class": cause.kind.value,
+                "cause": cause.name,
+                "where": cause.where.value,
+                "waited_for": segment.waited_for,
+                "start_ns": segment.start_ns,
+                "end_ns": segment.end_ns,
+                "crosses_hosts": segment.crosses_hosts,
+            }
+
+
+def _hidden_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:
+    for key, answer in keyed:
+        for hidden in answer.hidden:
+            cause = stages.CAUSE_BY_NAME[hidden.cause]
+            yield {
+                "request_key": key,
+                "cause": cause.name,
+                "class": cause.kind.value,
+                "where": cause.where.value,
+                "start_ns": hidden.start_ns,
+                "duration_ns": hidden.duration_ns,
+                "slack_ns": hidden.slack_ns,
+            }

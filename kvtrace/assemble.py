@@ -1,0 +1,284 @@
+"""Events to requests: which legs, exchanges and transfers belong together, and by what evidence they were joined."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from kvtrace.model import Event, Process, Request, Transfer
+
+_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
+_INDEX_SUFFIX = re.compile(r"-(\d+)$")
+_PREFIX = re.compile(r"^(?:cmpl|chatcmpl|resp|embd|score|rerank|pool|classify)-")
+_ROUTER = "router."
+_HTTP = ("prefill.http_", "decode.http_", "decode.first_token_out")
+_TRANSFER_STAGES = frozenset(
+    (
+        "transfer.prepared",
+        "transfer.post_started",
+        "transfer.post_ended",
+        "transfer.done",
+        "transfer.failed",
+        "transfer.probed",
+    )
+)
+_DECODE_ID_STAGES = frozenset(("registration.received", "transfer.notified"))
+
+
+def base_ids(engine_request: str) -> list[str]:
+    """Return the ids a front end may have sent for this engine-side id, likeliest first.
+
+    vLLM puts a prefix before the id, the prompt's index behind it (completions only) and a random suffix behind that.
+    """
+    stem = _PREFIX.sub("", engine_request)
+    is_completion = engine_request.startswith("cmpl-")
+    candidates = []
+    for text in (_RANDOM_SUFFIX.sub("", stem), stem):
+        if is_completion and _INDEX_SUFFIX.search(text):
+            candidates.append(_INDEX_SUFFIX.sub("", text))
+        candidates.append(text)
+    return list(dict.fromkeys(candidates))
+
+
+def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[Request]:
+    """Return one Request per attempt, in order of its first event.
+
+    Legs join by what the engines themselves say (P's id in the decode leg's parameters, or the match that P's sender
+    made), else by the id that both legs carry; `join_method` says which. A leg that finds no partner is a request too.
+    """
+    sorted_events = sorted(events)
+    legs, fronts, loose = _split(sorted_events, processes)
+    named = set(fronts)
+    groups: dict[str, _Group] = defaultdict(_Group)
+    for key, leg in legs.items():
+        base = next((i for i in base_ids(key[1]) if i in named), base_ids(key[1])[0])
+        groups[base].legs.append(leg)
+    for base, front in fronts.items():
+        groups[base].front = front
+    links = _links(sorted_events)
+    requests: list[Request] = []
+    for base, group in groups.items():
+        requests.extend(_join(base, group, links, processes))
+    _attach_remote(requests, loose)
+    for request in requests:
+        request.transfers = _transfers(request, processes)
+    return sorted(requests, key=_first_ns)
+
+
+class _Leg:
+    """One engine request on one engine: its id and its events."""
+
+    __slots__ = ("engine", "events", "name", "side")
+
+    def __init__(self, name: str, engine: int) -> None:
+        self.name = name
+        self.engine = engine
+        self.events: list[Event] = []
+        self.side = ""
+
+
+class _Group:
+    """Everything under one base id."""
+
+    __slots__ = ("front", "legs")
+
+    def __init__(self) -> None:
+        self.legs: list[_Leg] = []
+        self.front: list[Event] = []
+
+
+def _split(
+    events: list[Event], processes: Mapping[int, Process]
+) -> tuple[dict[tuple[str, str], _Leg], dict[str, list[Event]], list[Event]]:
+    legs: dict[tuple[str, str], _Leg] = {}
+    fronts: dict[str, list[Event]] = defaultdict(list)
+    loose: list[Event] = []
+    for event in events:
+        if not event.request:
+            continue
+        if event.stage.startswith(_ROUTER) or event.stage.startswith(_HTTP):
+            fronts[event.request].append(event)
+            continue
+        if event.stage in ("registration.received", "notification.orphaned"):
+            loose.append(event)
+            continue
+        side = event.stage.partition(".")[0]
+        process = processes.get(event.process)
+        key = (process.engine if process is not None and process.engine else str(event.process), event.request)
+        leg = legs.get(key)
+        if leg is None:
+            leg = legs[key] = _Leg(event.request, event.process)
+        leg.events.append(event)
+        if side in ("prefill", "decode") and not leg.side:
+            leg.side = side
+    for leg in legs.values():
+        leg.side = leg.side or _side_by_transfer(leg.events)
+    return legs, fronts, loose
+
+
+def _side_by_transfer(events: list[Event]) -> str:
+    stages = {event.stage for event in events}
+    return "prefill" if stages & {"sender.picked", "transfer.matched"} else "decode"
+
+
+def _links(events: list[Event]) -> dict[str, tuple[str, str]]:
+    """Return decode-side id -> (prefill-side id, method), from what the engines themselves said."""
+    links: dict[str, tuple[str, str]] = {}
+    for event in events:
+        if event.stage == "decode.enqueued" and event.ref:
+            links.setdefault(event.request, (event.ref, "remote_request_id"))
+    for event in events:
+        if event.stage == "transfer.matched" and event.ref:
+            links[event.ref] = (event.request, "matched")
+    return links
+
+
+def _join(
+    base: str, group: _Group, links: dict[str, tuple[str, str]], processes: Mapping[int, Process]
+) -> list[Request]:
+    prefills = {leg.name: leg for leg in group.legs if leg.side == "prefill"}
+    decodes = [leg for leg in group.legs if leg.side == "decode"]
+    pairs: list[tuple[_Leg | None, _Leg | None, str]] = []
+    unpaired = []
+    for decode in decodes:
+        remote, method = links.get(decode.name, ("", ""))
+        prefill = prefills.pop(remote, None)
+        if prefill is None:
+            unpaired.append(decode)
+        else:
+            pairs.append((prefill, decode, method))
+    for decode in unpaired:
+        name = next(iter(prefills), None)
+        pairs.append((None, decode, "none") if name is None else (prefills.pop(name), decode, "base_id"))
+    pairs.extend((prefill, None, "none") for prefill in prefills.values())
+    if not pairs:
+        pairs = [(None, None, "none")]
+    pairs.sort(key=_pair_ns)
+    exchanges = _exchanges(group.front)
+    requests = []
+    for position, (prefill, decode, method) in enumerate(pairs):
+        named = decode or prefill
+        name = base if len(pairs) == 1 or named is None else named.name
+        request = Request(request_id=name, join_method=method)
+        _fill(request, [event for event in group.front if event.stage.startswith(_ROUTER)])
+        for side, part in (("prefill", prefill), ("decode", decode)):
+            if part is not None:
+                _fill(request, part.events)
+            _fill(request, _nth_exchange(exchanges[side], position))
+        request.prefill_engine = _engine(prefill, processes)
+        request.decode_engine = _engine(decode, processes)
+        received = request.events.get("router.received")
+        if received:
+            request.client_request_id = received[0].ref
+            request.attempt = received[0].a
+        request.mode = _mode(request, prefill, decode)
+        requests.append(request)
+    return requests
+
+
+def _pair_ns(pair: tuple[_Leg | None, _Leg | None, str]) -> int:
+    return min((leg.events[0].t_ns for leg in pair[:2] if leg is not None), default=0)
+
+
+def _exchanges(front: list[Event]) -> dict[str, list[list[Event]]]:
+    """Return the HTTP exchanges of one id per side, in time order; a new one begins with each `http_received`."""
+    exchanges: dict[str, list[list[Event]]] = {"prefill": [], "decode": []}
+    for event in front:
+        side = event.stage.partition(".")[0]
+        if side not in exchanges:
+            continue
+        if event.stage.endswith("http_received") or not exchanges[side]:
+            exchanges[side].append([])
+        exchanges[side][-1].append(event)
+    return exchanges
+
+
+def _nth_exchange(exchanges: list[list[Event]], position: int) -> list[Event]:
+    if not exchanges:
+        return []
+    return exchanges[min(position, len(exchanges) - 1)]
+
+
+def _fill(request: Request, events: list[Event]) -> None:
+    for event in events:
+        request.events.setdefault(event.stage, []).append(event)
+
+
+def _engine(leg: _Leg | None, processes: Mapping[int, Process]) -> str:
+    if leg is None:
+        return ""
+    process = processes.get(leg.engine)
+    return process.engine if process is not None else ""
+
+
+def _mode(request: Request, prefill: _Leg | None, decode: _Leg | None) -> str:
+    seen = request.events
+    decided = seen.get("router.decided")
+    if any(
+        stage in seen
+        for stage in ("transfer.matched", "decode.registration_sent", "decode.registration_queued", "sender.picked")
+    ):
+        return "push"
+    if "decode.load_started" in seen:
+        return "pull"
+    if decided and decided[0].ref in ("push", "pull"):
+        return decided[0].ref
+    if decode is not None and prefill is None:
+        enqueued = seen.get("decode.enqueued")
+        return "local" if enqueued and not enqueued[0].c else "unknown"
+    return "unknown"
+
+
+def _attach_remote(requests: list[Request], loose: list[Event]) -> None:
+    """Give each request the events that carry the other side's id: P's receipt of D's registration, orphans."""
+    by_decode_id: dict[str, Request] = {}
+    for request in requests:
+        for stage in ("decode.enqueued", "decode.allocated", "transfer.notified", "decode.registration_sent"):
+            for event in request.events.get(stage, ()):
+                by_decode_id.setdefault(event.request, request)
+    for request in requests:
+        for event in request.events.get("transfer.matched", ()):
+            by_decode_id.setdefault(event.ref, request)
+    for event in loose:
+        owner = by_decode_id.get(event.request)
+        if owner is not None:
+            owner.events.setdefault(event.stage, []).append(event)
+
+
+def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Transfer]:
+    found: dict[tuple[int, int], Transfer] = {}
+    for stage in _TRANSFER_STAGES:
+        for event in request.events.get(stage, ()):
+            transfer = found.setdefault((event.process, event.a), Transfer(event.process, event.a))
+            _note(transfer, stage, event, processes)
+    notified = request.events.get("transfer.notified", ())
+    for transfer in found.values():
+        if request.mode == "push" and notified:
+            transfer.notified_ns = max(event.t_ns for event in notified)
+    return sorted(found.values(), key=lambda transfer: (transfer.post_started_ns, transfer.process, transfer.number))
+
+
+def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, Process]) -> None:
+    offset_ns = processes[event.process].offset_ns if event.process in processes else 0
+    if stage == "transfer.prepared":
+        transfer.prepared_ns, transfer.descriptors = event.t_ns, event.b
+        transfer.rank, transfer.remote_request = event.c, event.ref
+    elif stage == "transfer.post_started":
+        transfer.post_started_ns = event.t_ns
+    elif stage == "transfer.post_ended":
+        transfer.post_ended_ns, transfer.moved_bytes = event.t_ns, event.b
+        transfer.descriptors, transfer.done_at_post = event.c, event.d == 1
+    elif stage == "transfer.failed":
+        transfer.failed = True
+    else:
+        if event.b:
+            transfer.last_pending_ns = max(transfer.last_pending_ns, event.b + offset_ns)
+        if stage == "transfer.done":
+            transfer.done_ns = event.t_ns
+        else:
+            transfer.probed_ns = event.t_ns
+
+
+def _first_ns(request: Request) -> int:
+    return min((events[0].t_ns for events in request.events.values()), default=0)

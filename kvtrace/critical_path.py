@@ -1,0 +1,211 @@
+"""One request's graph, walked back from its first token to the last-arriving predecessor, again and again.
+
+This is the reference walk: `path` returns segments that tile [start, first token] exactly, in integer nanoseconds.
+Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtrace.evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvtrace import align, evidence, stages
+from kvtrace.evidence import Part, Timeline
+from kvtrace.graph import Graph, Surroundings
+from kvtrace.model import Point, Request, Segment
+
+_INCOMING: dict[str, tuple[stages.Edge, ...]] = {
+    name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
+    for name in {edge.after.name for edge in stages.EDGES}
+}
+_EMPTY = Timeline()
+# Where a request can begin to be seen, outermost first; the scope follows from what is there.
+_STARTS = (
+    stages.ROUTER_RECEIVED.name,
+    stages.PREFILL_HTTP_RECEIVED.name,
+    stages.DECODE_HTTP_RECEIVED.name,
+    stages.PREFILL_ENQUEUED.name,
+    stages.DECODE_ENQUEUED.name,
+)
+# Where the first token is seen, outermost first.
+_ENDS = (
+    stages.ROUTER_FIRST_TOKEN.name,
+    stages.DECODE_FIRST_TOKEN_OUT.name,
+    stages.DECODE_SAMPLED.name,
+    stages.DECODE_COMPUTED.name,
+)
+
+
+def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
+    """Return the names of the points at which the request is first seen and at which its first token is."""
+    start = next((name for name in _STARTS[:1] if name in points), None)
+    if start is None:
+        seen = [name for name in _STARTS if name in points]
+        start = min(seen, key=lambda name: points[name].t_ns, default=None)
+    end = next((name for name in _ENDS if name in points), None)
+    if start is not None and end is not None and points[end].t_ns < points[start].t_ns:
+        # Clocks that disagree by more than the whole request: no interval can be told.
+        return start, None
+    return start, end
+
+
+def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
+    """Return the critical path's segments in time order; they tile [start, first token]. [] without both ends."""
+    start, end = ends(graph.points)
+    if start is None or end is None:
+        return []
+    begin_ns = graph.points[start].t_ns
+    at = graph.points[end]
+    name = end
+    segments: list[Segment] = []
+    while at.t_ns > begin_ns:
+        edge, before = _last_arriving(name, at, graph.points)
+        if edge is None or before is None:
+            segments.append(Segment(begin_ns, at.t_ns, stages.UNKNOWN.name, f"whatever preceded {name}"))
+            break
+        from_ns = max(before.t_ns, begin_ns)
+        crosses = align.crosses_hosts(before.process, at.process, around.processes)
+        parts = _divide(edge, from_ns, at.t_ns, graph, request, around)
+        segments.extend(Segment(*part, crosses_hosts=crosses) for part in reversed(parts))
+        name, at = edge.before.name, before
+    segments.reverse()
+    return _merged(segments)
+
+
+def _merged(segments: list[Segment]) -> list[Segment]:
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and replace(merged[-1], start_ns=0, end_ns=0) == replace(segment, start_ns=0, end_ns=0):
+            segment = replace(segment, start_ns=merged.pop().start_ns)  # noqa: PLW2901
+        merged.append(segment)
+    return merged
+
+
+def _last_arriving(name: str, at: Point, points: Mapping[str, Point]) -> tuple[stages.Edge | None, Point | None]:
+    """Return the last-arriving predecessor and its edge.
+
+    When no direct predecessor was recorded, the last-arriving of the nearest recorded ancestors stands in, and the
+    time since it is unattributed: evidence is missing, so nothing is guessed.
+    """
+    best: tuple[stages.Edge | None, Point | None] = (None, None)
+    for edge in _INCOMING.get(name, ()):
+        before = points.get(edge.before.name)
+        if before is None or before.t_ns > at.t_ns:
+            continue
+        if best[1] is None or before.t_ns >= best[1].t_ns:
+            best = (edge, before)
+    if best[1] is not None:
+        return best
+    seen, frontier = {name}, [name]
+    while frontier:
+        ancestors = [edge.before for one in frontier for edge in _INCOMING.get(one, ()) if edge.before.name not in seen]
+        present = [
+            (points[stage.name], stage)
+            for stage in ancestors
+            if stage.name in points and points[stage.name].t_ns <= at.t_ns
+        ]
+        if present:
+            before, stage = max(present, key=lambda pair: pair[0].t_ns)
+            return stages.Edge(stage, stages.BY_NAME.get(name, stage), stages.UNKNOWN), before
+        seen.update(stage.name for stage in ancestors)
+        frontier = [stage.name for stage in dict.fromkeys(ancestors)]
+    return None, None
+
+
+def _divide(
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+) -> list[Part]:
+    """Return the parts of one edge, tiling [start_ns, end_ns)."""
+    if end_ns <= start_ns:
+        return []
+    side = edge.split.partition(".")[0]
+    engine = request.prefill_engine if side == "prefill" else request.decode_engine
+    timeline = around.timelines.get(engine, _EMPTY)
+    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
+    if edge.split.endswith(".wait"):
+        return evidence.divide_engine_wait(start_ns, end_ns, timeline, side)
+    if edge.split.endswith(".steps"):
+        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
+        return evidence.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+    if edge.split.endswith(".tail"):
+        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
+        return evidence.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+    sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
+    if edge.split == "sender":
+        return evidence.divide_sender_wait(start_ns, end_ns, sender)
+    if edge.split == "registration":
+        return _divide_registration(start_ns, end_ns, graph, request, around)
+    if edge.split == "handshake":
+        return _divide_handshake(edge, start_ns, end_ns, request)
+    waited_for = "nothing that was recorded" if edge.cause is stages.UNKNOWN else edge.after.name
+    return [Part(start_ns, end_ns, edge.cause.name, waited_for)]
+
+
+def _sender_process(graph: Graph) -> int:
+    if graph.transfer is not None:
+        return graph.transfer.process
+    picked = graph.points.get(stages.SENDER_PICKED.name)
+    return picked.process if picked is not None else -1
+
+
+def _divide_registration(
+    start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+) -> list[Part]:
+    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it."""
+    arrival_ns = graph.registration_arrival_ns
+    sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
+    if arrival_ns is None or arrival_ns <= start_ns:
+        return evidence.divide_sender_wait(start_ns, end_ns, sender)
+    arrival_ns = min(arrival_ns, end_ns)
+    parts: list[Part] = []
+    at_ns = start_ns
+    for name, waited_for in _REGISTRATION_CHAIN:
+        point = graph.points.get(name)
+        if point is None or point.t_ns <= at_ns:
+            continue
+        stop_ns = min(point.t_ns, arrival_ns)
+        if name == stages.DECODE_ALLOCATED.name:
+            parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
+        else:
+            parts.append(Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for))
+        at_ns = stop_ns
+    parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
+    parts.extend(evidence.divide_sender_wait(arrival_ns, end_ns, sender))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+_REGISTRATION_CHAIN = (
+    (stages.ROUTER_DECODE_SENT.name, "the router to send the decode leg"),
+    (stages.DECODE_HTTP_RECEIVED.name, "the decode leg, on its way to D"),
+    (stages.DECODE_ENQUEUED.name, "D's front end"),
+    (stages.DECODE_ALLOCATED.name, "blocks on D"),
+    (stages.REGISTRATION_QUEUED.name, "D's step to carry the registration to its worker"),
+    (stages.REGISTRATION_SENT.name, "D's sender thread"),
+)
+
+
+def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around: Surroundings) -> list[Part]:
+    """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
+    timeline = around.timelines.get(request.decode_engine, _EMPTY)
+    named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
+    return [
+        part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
+        for part in evidence.divide_engine_wait(start_ns, end_ns, timeline, "decode")
+    ]
+
+
+def _divide_handshake(edge: stages.Edge, start_ns: int, end_ns: int, request: Request) -> list[Part]:
+    """Divide the time to prepare a transfer: a handshake of the request itself, then the preparing."""
+    started = request.events.get(stages.HANDSHAKE_STARTED.name, ())
+    ended = request.events.get(stages.HANDSHAKE_ENDED.name, ())
+    begins = [event.t_ns for event in started if start_ns <= event.t_ns < end_ns]
+    if not begins:
+        return [Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors to be worked out")]
+    begin_ns = min(begins)
+    stop_ns = max((event.t_ns for event in ended if begin_ns <= event.t_ns <= end_ns), default=end_ns)
+    parts = [
+        Part(start_ns, begin_ns, edge.cause.name, "the handshake to begin"),
+        Part(begin_ns, stop_ns, stages.HANDSHAKE.name, "the peer's agent metadata"),
+        Part(stop_ns, end_ns, edge.cause.name, "blocks and descriptors to be worked out"),
+    ]
+    return [part for part in parts if part.end_ns > part.start_ns]

@@ -1,0 +1,173 @@
+"""One request's graph: its points, stamped and derived, and the evidence that goes with them.
+
+Stamped points are reduced to the one that counts; derived points come from steps and from the wire's bracket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtrace import align, stages
+from kvtrace.evidence import Timeline
+from kvtrace.model import Event, Point, Process, Request, Step, Transfer
+
+_EMPTY = Timeline()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a walk needs beside the request: processes, engines' timelines, the pairs' least and fastest times."""
+
+    processes: Mapping[int, Process]
+    timelines: Mapping[str, Timeline]
+    least_message_ns: Mapping[tuple[str, str], int]
+    fastest_ns: Mapping[tuple[str, str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The points of one request by name, and the evidence needed to divide its waits."""
+
+    points: Mapping[str, Point]
+    transfer: Transfer | None
+    prefill_steps: tuple[tuple[Step, bool], ...]
+    decode_steps: tuple[tuple[Step, bool], ...]
+    arrived_low_ns: int
+    arrived_high_ns: int
+    registration_arrival_ns: int | None
+
+
+def build(request: Request, around: Surroundings) -> Graph:
+    """Return the request's points: stamped ones reduced to the one that counts, and the derived ones."""
+    points: dict[str, Point] = {}
+    for stage, events in request.events.items():
+        chosen = _chosen(stage, events)
+        points[stage] = Point(chosen.t_ns, chosen.process)
+    prefill = around.timelines.get(request.prefill_engine, _EMPTY)
+    decode = around.timelines.get(request.decode_engine, _EMPTY)
+    prefill_steps = _own_steps(request.events.get(stages.PREFILL_SCHEDULED.name, ()), prefill, 0)
+    # The last prompt token is computed again on D to sample from: that step is the first token's, not a prefill.
+    decode_steps = _own_steps(request.events.get(stages.DECODE_SCHEDULED.name, ()), decode, 1)
+    _derive_prefill(points, request, prefill_steps)
+    decode_steps = _derive_decode(points, request, decode_steps)
+    transfer = _last_transfer(request)
+    low_ns = high_ns = 0
+    if transfer is not None:
+        low_ns, arrived_ns, high_ns = bracket(transfer, _fastest(request, transfer, around))
+        _place_transfer(points, transfer, arrived_ns)
+    arrival_ns = _registration_arrival_ns(request, points, around)
+    return Graph(points, transfer, tuple(prefill_steps), tuple(decode_steps), low_ns, high_ns, arrival_ns)
+
+
+def _chosen(stage: str, events: list[Event]) -> Event:
+    """Return the event that counts: the first for starts, the last where every rank has to have got there."""
+    if stage in _LAST_COUNTS:
+        return max(events)
+    return min(events)
+
+
+_LAST_COUNTS = frozenset(
+    stage.name
+    for stage in (
+        stages.REPORTED, stages.READY, stages.NOTIFIED, stages.REGISTRATION_SENT, stages.REGISTRATION_RECEIVED,
+        stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED, stages.LOAD_STARTED,
+        stages.REGISTRATION_QUEUED,
+    )
+)  # fmt: skip
+
+
+def _own_steps(
+    scheduled: list[Event] | tuple[Event, ...], timeline: Timeline, known_tokens: int
+) -> list[tuple[Step, bool]]:
+    """Return the own steps in order, each with whether more than `known_tokens` of the prompt were left."""
+    own = []
+    for event in sorted(scheduled):
+        step = timeline.by_number.get(event.a)
+        if step is not None:
+            own.append((step, event.c + known_tokens < event.d))
+    return own
+
+
+def _derive_prefill(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> None:
+    prompt_steps = [step for step, is_prompt in own if is_prompt]
+    if not prompt_steps:
+        return
+    process = request.events[stages.PREFILL_SCHEDULED.name][0].process
+    points[stages.PREFILL_BEGUN.name] = Point(prompt_steps[0].scheduled_ns, process)
+    if prompt_steps[-1].forwarded_ns:
+        points[stages.PREFILL_COMPUTED.name] = Point(prompt_steps[-1].forwarded_ns, process)
+
+
+def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> list[tuple[Step, bool]]:
+    """Place D's derived points and return the own steps up to the one that yields the first token."""
+    scheduled = sorted(request.events.get(stages.DECODE_SCHEDULED.name, ()))
+    needed = []
+    for event, pair in zip([e for e in scheduled if any(s.step == e.a for s, _ in own)], own, strict=False):
+        needed.append(pair)
+        if event.c + event.b >= event.d:
+            break
+    else:
+        return needed
+    process = scheduled[0].process
+    points[stages.DECODE_BEGUN.name] = Point(needed[0][0].scheduled_ns, process)
+    last = needed[-1][0]
+    if last.forwarded_ns:
+        points[stages.DECODE_COMPUTED.name] = Point(last.forwarded_ns, process)
+    if last.ended_ns:
+        points[stages.DECODE_SAMPLED.name] = Point(last.ended_ns, process)
+    return needed
+
+
+def _last_transfer(request: Request) -> Transfer | None:
+    """Return the transfer that completed last: the one whose rank made the request wait."""
+    posted = [transfer for transfer in request.transfers if transfer.post_started_ns and not transfer.failed]
+    return max(posted, key=lambda one: (align.completion_ns(one), one.post_ended_ns), default=None)
+
+
+def _fastest(request: Request, transfer: Transfer, around: Surroundings) -> int:
+    key = (request.prefill_engine, request.decode_engine, transfer.moved_bytes.bit_length())
+    return around.fastest_ns.get(key, 0)
+
+
+def bracket(transfer: Transfer, fastest_ns: int) -> tuple[int, int, int]:
+    """Return (earliest, likely, latest) unix ns of the last byte's arrival.
+
+    Earliest is the last poll that said in progress, else the start of the post; latest is the first sign of completion.
+    In between the wire is taken to end as early as the pair's fastest seen transfer of that size allows.
+    """
+    high_ns = align.completion_ns(transfer)
+    low_ns = max(transfer.post_started_ns, transfer.last_pending_ns)
+    if not high_ns:
+        return low_ns, max(low_ns, transfer.post_ended_ns), max(low_ns, transfer.post_ended_ns)
+    if high_ns >= transfer.post_ended_ns:
+        # The last descriptor is posted when the call returns, so no earlier end is possible.
+        low_ns = max(low_ns, transfer.post_ended_ns)
+    low_ns = min(low_ns, high_ns)
+    return low_ns, min(max(transfer.post_started_ns + fastest_ns, low_ns), high_ns), high_ns
+
+
+def _place_transfer(points: dict[str, Point], transfer: Transfer, arrived_ns: int) -> None:
+    for stage, t_ns in (
+        (stages.PREPARED, transfer.prepared_ns),
+        (stages.POST_STARTED, transfer.post_started_ns),
+        (stages.POST_ENDED, transfer.post_ended_ns),
+        (stages.TRANSFER_DONE, transfer.done_ns),
+        (stages.ARRIVED, arrived_ns),
+    ):
+        if t_ns:
+            points[stage.name] = Point(t_ns, transfer.process)
+        else:
+            points.pop(stage.name, None)
+    if stages.NOTIFIED.name in points:
+        # In push P's own poll only frees P's blocks: D waits for the notification.
+        points.pop(stages.TRANSFER_DONE.name, None)
+
+
+def _registration_arrival_ns(request: Request, points: Mapping[str, Point], around: Surroundings) -> int | None:
+    """Return when the registration could have been read by P: sent, plus the pair's least message time. Unix ns."""
+    sent = points.get(stages.REGISTRATION_SENT.name)
+    if sent is None:
+        received = points.get(stages.REGISTRATION_RECEIVED.name)
+        return received.t_ns if received is not None else None
+    return sent.t_ns + around.least_message_ns.get((request.decode_engine, request.prefill_engine), 0)

@@ -1,0 +1,148 @@
+"""What the analysis speaks of: events, processes, requests, segments. Frozen values without behaviour of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """One recorded point. `t_ns` is unix time in ns; the payload's meaning is declared in `kvtrace.stages`."""
+
+    t_ns: int
+    stage: str
+    process: int
+    request: str
+    ref: str
+    a: int
+    b: int
+    c: int
+    d: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process that emitted. Processes of one `domain` share a clock; `engine` is its engine's id, or ""."""
+
+    process: int
+    kind: str
+    engine: str
+    domain: str
+    offset_ns: int = 0
+    tp_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point on one request's graph: when, and on whose clock."""
+
+    t_ns: int
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's."""
+
+    step: int
+    scheduled_ns: int
+    started_ns: int
+    forwarded_ns: int
+    connected_ns: int
+    ended_ns: int
+    connector_ns: int
+    before_forward_ns: int
+    tokens: int
+    requests: int
+
+
+class Awake(NamedTuple):
+    """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
+
+    start_ns: int
+    end_ns: int
+    signalled_ns: int
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One transfer of one rank pair, as the side that drives it saw it. Times in unix ns, 0 where unseen."""
+
+    process: int
+    number: int
+    rank: int = 0
+    prepared_ns: int = 0
+    post_started_ns: int = 0
+    post_ended_ns: int = 0
+    done_at_post: bool = False
+    last_pending_ns: int = 0
+    done_ns: int = 0
+    probed_ns: int = 0
+    failed: bool = False
+    moved_bytes: int = 0
+    descriptors: int = 0
+    remote_request: str = ""
+    remote_process: int = 0
+    notified_ns: int = 0
+
+
+@dataclass(slots=True)
+class Request:
+    """One attempt of one request: every event that belongs to it, and where its legs ran."""
+
+    request_id: str
+    client_request_id: str = ""
+    attempt: int = 0
+    join_method: str = ""
+    mode: str = "unknown"
+    prefill_engine: str = ""
+    decode_engine: str = ""
+    events: dict[str, list[Event]] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of the critical path, charged to one cause. Unix ns, half open."""
+
+    start_ns: int
+    end_ns: int
+    cause: str
+    waited_for: str
+    crosses_hosts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Work beside the path: how long it took and by how much it could have grown unnoticed. Nanoseconds."""
+
+    cause: str
+    start_ns: int
+    duration_ns: int
+    slack_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen."""
+
+    request: Request
+    verdict: str
+    scope: str
+    note: str
+    start_ns: int
+    first_token_ns: int | None
+    end_ns: int
+    segments: tuple[Segment, ...]
+    hidden: tuple[Hidden, ...]
+    shares_ns: dict[str, int]
+    transfer_low_ns: int
+    transfer_high_ns: int
+    registration_late_ns: int | None
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Return first token minus start in ns, None when no first token was seen."""
+        return None if self.first_token_ns is None else self.first_token_ns - self.start_ns

@@ -1,0 +1,276 @@
+"""The reference walk on traces that a reader can add up, and what must hold for any trace at all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvtrace import stages
+from kvtrace.model import Process
+from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, pull, push
+
+PUSH_CAUSES = {
+    "router.decide": 0.5, "router.dispatch": 0.5, "prefill.hop": 1, "prefill.frontend": 1, "prefill.step_boundary": 1,
+    "prefill.launch": 6, "prefill.forward": 20, "prefill.sample": 1, "stage.wait": 2, "writer.wake": 0.5,
+    "writer.busy": 1.5, "prepare": 1, "post": 2, "wire": 4, "report": 3, "decode.step_boundary": 1, "decode.launch": 0.5,
+    "decode.first_step": 5.5, "decode.sample": 1.5, "step.connector": 0.5, "decode.frontend": 3, "decode.reply": 3,
+}  # fmt: skip
+
+
+def test_push_in_time_adds_up() -> None:
+    """Every millisecond of a tidy push hand-off is where the trace put it."""
+    answer = push().answer()
+
+    assert causes_ms(answer) == pytest.approx(PUSH_CAUSES)
+    assert answer.ttft_ns == 60 * MS
+    assert (answer.verdict, answer.scope, answer.request.mode, answer.request.join_method) == (
+        "complete",
+        "router",
+        "push",
+        "matched",
+    )
+
+
+def test_registration_in_time_is_hidden_with_its_slack() -> None:
+    """A registration that takes longer but is in time leaves the path alone; its slack is counted from the sending."""
+    early, later = push(4).answer(), push(24).answer()
+
+    assert causes_ms(early) == causes_ms(later)
+    hidden = [{h.cause: h for h in answer.hidden}["registration"] for answer in (early, later)]
+    assert [h.duration_ns / MS for h in hidden] == [3, 23]
+    # least message time 1 ms (sent 4, received 5; sent 24, received 25); P had computed at 30
+    assert [h.slack_ns / MS for h in hidden] == [25, 5]
+    assert [answer.registration_late_ns for answer in (early, later)] == [-25 * MS, -5 * MS]
+
+
+def test_late_registration_is_on_the_path_and_nothing_else_changes() -> None:
+    """Sent at 74 and readable at 75, the registration keeps P waiting from 34 on; every other cause stays."""
+    answer = push(74).answer()
+    causes = causes_ms(answer)
+
+    assert causes["registration.late"] == 41
+    assert answer.registration_late_ns == 45 * MS
+    late = {name: ms for name, ms in causes.items() if name != "registration.late"}
+    assert late == pytest.approx({**PUSH_CAUSES, "writer.busy": 0.5})
+
+
+def test_sender_asleep_is_not_the_registrations_fault() -> None:
+    """The registration came at 5 but the sender slept until 75: that is the thread's waking."""
+    trace = push().shifted(33.2, 40).without("sender.woke")
+    trace.at(73.5, stages.SENDER_WOKE, process=P)
+    causes = causes_ms(trace.answer())
+
+    assert causes["writer.wake"] == 40.5
+    assert "registration.late" not in causes
+
+
+def test_pull_adds_up() -> None:
+    """In pull the way back through the router is on the path."""
+    answer = pull().answer()
+    causes = causes_ms(answer)
+
+    assert answer.ttft_ns == 60 * MS
+    expected = {"prefill.reply": 1, "router.dispatch": 1.5, "decode.hop": 1, "submit.wait": 1, "post": 1, "wire": 3}
+    assert {name: causes[name] for name in expected} == expected
+    assert (answer.verdict, answer.request.mode, answer.request.join_method) == (
+        "complete",
+        "pull",
+        "remote_request_id",
+    )
+
+
+def test_router_delay_before_the_decode_leg_is_named() -> None:
+    """40 ms more in the router before D's leg are router.dispatch and nothing else."""
+    plain, delayed = causes_ms(pull().answer()), causes_ms(pull(dispatch_ms=41).answer())
+
+    assert delayed.pop("router.dispatch") - plain.pop("router.dispatch") == pytest.approx(40)
+    assert delayed == pytest.approx(plain)
+
+
+def test_wire_ends_as_early_as_the_fastest_of_the_pair_allows() -> None:
+    """A second transfer of that size took 7 ms from post to sign; the slow one's rest is detection."""
+    slow = pull("slow").shifted(40.5, 30)
+    slow.events += pull("fast").later(1_000).events
+    by_id = {answer.request.request_id: answer for answer in slow.answers()}
+
+    assert causes_ms(by_id["fast"])["wire"] == 3
+    slow_causes = causes_ms(by_id["slow"])
+    assert (slow_causes["wire"], slow_causes["detection"]) == (3, 30)
+    assert (by_id["slow"].transfer_low_ns, by_id["slow"].transfer_high_ns) == (1 * MS, 34 * MS)
+
+
+def test_last_pending_poll_bounds_the_wire_from_below() -> None:
+    """A poll that said in progress at 42.5 proves that the bytes were not there before."""
+    trace = pull().without("transfer.done")
+    trace.at(43, stages.TRANSFER_DONE, "cmpl-r1-0-bbbbbbbb", 7, 42_500_000 + 10**18, 3, process=D)
+    answer = trace.answer()
+
+    assert answer.transfer_low_ns == 3.5 * MS
+
+
+def test_engine_stopped_between_steps_is_unattributed() -> None:
+    """An engine core stopped for 40 ms after the KV was ready: one turn is its scheduler's, the rest is nobody's."""
+    causes = causes_ms(push().shifted(45.5, 40).answer())
+
+    assert causes["unattributed"] == 40
+    assert {name: ms for name, ms in causes.items() if name != "unattributed"} == pytest.approx(PUSH_CAUSES)
+
+
+def test_queue_behind_others_is_compute_and_their_blocks_are_not() -> None:
+    """Passed over by steps that compute: queue. The step that ran at arrival: its boundary."""
+    trace = push().shifted(3.5, 30, only=[s.name for s in stages.STAGES if s is not stages.DECODE_ALLOCATED])
+    trace.step(P, 100, (0, 0, 12, 12, 13), tokens=500).step(P, 101, (13.5, 14, 33, 33, 33.5), tokens=500)
+    causes = causes_ms(trace.answer())
+
+    assert causes["prefill.step_boundary"] == 10.5
+    assert causes["prefill.queue"] == 20.5
+
+
+def test_chunks_of_others_between_own_chunks_are_queue() -> None:
+    """Two own chunks with a step for others in between."""
+    trace = push().without(
+        "prefill.scheduled", "step.scheduled", "step.started", "step.forwarded", "step.connected", "step.ended"
+    )
+    p = "cmpl-r1-0-aaaaaaaa"
+    trace.at(4, stages.PREFILL_SCHEDULED, p, 1, 300, 0, 600).at(20, stages.PREFILL_SCHEDULED, p, 3, 300, 300, 600)
+    trace.step(P, 1, (4, 5, 10, 10, 11), tokens=300).step(P, 2, (11, 11, 19, 19, 20), tokens=500)
+    trace.step(P, 3, (20, 21, 30, 30.5, 31), tokens=300)
+    trace.at(46, stages.DECODE_SCHEDULED, "cmpl-r1-0-bbbbbbbb", 9, 1, 599, 600)
+    trace.step(D, 9, (46, 46.5, 52, 53, 54), connector_ms=0.5)
+    causes = causes_ms(trace.answer())
+
+    assert (causes["prefill.forward"], causes["prefill.others"], causes["prefill.launch"]) == (14, 9, 2)
+
+
+def test_no_handoff_is_a_verdict() -> None:
+    """D was told of no remote KV and prefilled the prompt itself."""
+    trace = pull().without(
+        *[
+            s.name
+            for s in stages.STAGES
+            if s.name.startswith(("transfer.", "decode.load", "decode.reported", "decode.ready"))
+        ]
+    )
+    trace.events = [event._replace(c=0) if event.stage == "decode.enqueued" else event for event in trace.events]
+    answer = trace.answer()
+
+    assert answer.verdict == "no handoff"
+    assert sum(answer.shares_ns.values()) == answer.ttft_ns
+
+
+@pytest.mark.parametrize(
+    "missing", ["prefill.enqueued", "decode.ready", "transfer.done", "decode.enqueued", "decode.reported"]
+)
+def test_missing_evidence_is_incomplete_and_never_a_guess(missing: str) -> None:
+    """Without its deciding event the hand-off is incomplete; the shares still sum."""
+    trace = pull().without(missing)
+    answer = trace.answer() if missing != "decode.enqueued" else max(trace.answers(), key=lambda a: a.ttft_ns or 0)
+
+    assert answer.verdict == "incomplete"
+    assert sum(answer.shares_ns.values()) == answer.ttft_ns
+
+
+@pytest.mark.parametrize(
+    ("stage", "verdict"),
+    [
+        (stages.ROUTER_CANCELLED, "aborted"),
+        (stages.ROUTER_FAILED, "failed"),
+        (stages.LEASE_EXPIRED, "expired"),
+        (stages.TRANSFER_FAILED, "failed"),
+    ],
+)
+def test_requests_that_end_without_a_token_have_a_verdict(stage: stages.Stage, verdict: str) -> None:
+    """No first token, one deciding event."""
+    trace = pull().without("router.first_token", "decode.first_token_out", "decode.scheduled")
+    request = {stages.LEASE_EXPIRED: "cmpl-r1-0-aaaaaaaa", stages.TRANSFER_FAILED: "cmpl-r1-0-bbbbbbbb"}.get(
+        stage, "r1"
+    )
+    trace.at(80, stage, request)
+    answer = trace.answer()
+
+    assert (answer.verdict, answer.ttft_ns) == (verdict, None)
+
+
+def test_one_id_many_requests_stay_apart() -> None:
+    """Fifty hand-offs whose router ids differ only at the end are fifty requests, each complete."""
+    trace = Trace()
+    for index in range(50):
+        trace.events += push(name=f"kvt-{index:032x}").later(index * 100, index * 20).events
+    answers = trace.answers()
+
+    assert len(answers) == 50
+    assert {answer.verdict for answer in answers} == {"complete"}
+    assert {answer.ttft_ns for answer in answers} == {60 * MS}
+
+
+def test_two_hosts_mark_the_segments_between_them() -> None:
+    """Time between processes of two clock domains rests on wall anchors, and says so."""
+    processes = {**PROCESSES, P: Process(P, "core", "engine-p", "host-b")}
+    (answer,) = push().answers(processes)
+    crossing = {segment.cause for segment in answer.segments if segment.crosses_hosts}
+
+    assert {"prefill.frontend", "wire"} & crossing
+    assert "decode.reply" not in crossing
+
+
+# What holds for any trace ------------------------------------------------------------------------------
+
+
+def _check(trace: Trace) -> None:
+    for answer in trace.answers():
+        if answer.ttft_ns is None:
+            continue
+        assert sum(answer.shares_ns.values()) == answer.ttft_ns
+        at_ns = answer.start_ns
+        for segment in answer.segments:
+            assert segment.start_ns == at_ns
+            assert segment.end_ns > segment.start_ns
+            at_ns = segment.end_ns
+        assert at_ns == answer.first_token_ns or answer.ttft_ns == 0
+        transfer_ns = answer.shares_ns["transfer"]
+        assert 0 <= answer.transfer_low_ns <= transfer_ns <= answer.transfer_high_ns <= answer.ttft_ns
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mode=st.sampled_from(["push", "pull"]),
+    jitter_ms=st.lists(st.floats(-40, 40, allow_nan=False), min_size=80, max_size=80),
+    dropped=st.sets(st.integers(0, 60), max_size=25),
+    doubled=st.sets(st.integers(0, 60), max_size=10),
+)
+def test_segments_tile_and_shares_sum_whatever_happens(
+    mode: str, jitter_ms: list[float], dropped: set[int], doubled: set[int]
+) -> None:
+    """Missing, doubled, shuffled, displaced events: the segments tile, the shares sum, the bracket holds."""
+    trace = push() if mode == "push" else pull()
+    events = [
+        event._replace(t_ns=event.t_ns + int(jitter * MS))
+        for event, jitter in zip(trace.events, jitter_ms, strict=False)
+    ]
+    trace.events = [event for index, event in enumerate(events) if index not in dropped]
+    trace.events += [event for index, event in enumerate(events) if index in doubled]
+    _check(trace)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), shift_ms=st.integers(-(10**6), 10**6))
+def test_order_and_a_common_shift_change_nothing(seed: int, shift_ms: int) -> None:
+    """Events in any order, and all clocks moved together, give the same shares and causes."""
+    plain = push().answer()
+    trace = push()
+    random.Random(seed).shuffle(trace.events)
+    trace.events = [event._replace(t_ns=event.t_ns + shift_ms * MS) for event in trace.events]
+
+    assert causes_ms(trace.answer()) == causes_ms(plain)
+
+
+@settings(max_examples=60, deadline=None)
+@given(longer_ms=st.floats(0, 60))
+def test_hidden_work_may_grow_by_its_slack_and_no_more(longer_ms: float) -> None:
+    """Sent at 4, needed at 35: within that slack TTFT stays, beyond it TTFT grows by the excess."""
+    answer = push(4 + longer_ms).answer()
+
+    assert answer.ttft_ns == pytest.approx(60 * MS + max(0.0, longer_ms - 30) * MS, abs=2)
