@@ -51,9 +51,9 @@ def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[
     legs, fronts, loose = _split(sorted_events, processes)
     named = set(fronts)
     groups: dict[str, _Group] = defaultdict(_Group)
-    for key, leg in legs.items():
+    for key, one in legs.items():
         base = next((i for i in base_ids(key[1]) if i in named), base_ids(key[1])[0])
-        groups[base].legs.append(leg)
+        groups[base].legs.append(one)
     for base, front in fronts.items():
         groups[base].front = front
     links = _links(sorted_events)
@@ -157,22 +157,22 @@ def _join(
     pairs.sort(key=_pair_ns)
     exchanges = _exchanges(group.front)
     requests = []
-    for position, (prefill, decode, method) in enumerate(pairs):
-        named = decode or prefill
+    for position, (prefill_leg, decode_leg, method) in enumerate(pairs):
+        named = decode_leg or prefill_leg
         name = base if len(pairs) == 1 or named is None else named.name
         request = Request(request_id=name, join_method=method)
         _fill(request, [event for event in group.front if event.stage.startswith(_ROUTER)])
-        for side, part in (("prefill", prefill), ("decode", decode)):
+        for side, part in (("prefill", prefill_leg), ("decode", decode_leg)):
             if part is not None:
                 _fill(request, part.events)
             _fill(request, _nth_exchange(exchanges[side], position))
-        request.prefill_engine = _engine(prefill, processes)
-        request.decode_engine = _engine(decode, processes)
+        request.prefill_engine = _engine(prefill_leg, processes)
+        request.decode_engine = _engine(decode_leg, processes)
         received = request.events.get("router.received")
         if received:
             request.client_request_id = received[0].ref
             request.attempt = received[0].a
-        request.mode = _mode(request, prefill, decode)
+        request.mode = _mode(request, prefill_leg, decode_leg)
         requests.append(request)
     return requests
 

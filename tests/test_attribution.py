@@ -15,7 +15,8 @@ from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, pull, push
 PUSH_CAUSES = {
     "router.decide": 0.5, "router.dispatch": 0.5, "prefill.hop": 1, "prefill.frontend": 1, "prefill.step_boundary": 1,
     "prefill.launch": 6, "prefill.forward": 20, "prefill.sample": 1, "stage.wait": 2, "writer.wake": 0.5,
-    "writer.busy": 1.5, "prepare": 1, "post": 2, "wire": 4, "report": 3, "decode.step_boundary": 1, "decode.launch": 0.5,
+    "writer.busy": 1.5, "prepare": 1,
+    "post": 2, "wire": 4, "report": 3, "decode.step_boundary": 1, "decode.launch": 0.5,
     "decode.first_step": 5.5, "decode.sample": 1.5, "step.connector": 0.5, "decode.frontend": 3, "decode.reply": 3,
 }  # fmt: skip
 
