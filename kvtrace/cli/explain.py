@@ -1,0 +1,103 @@
+"""`kvtrace explain`: where one request's time to first token went, or a whole run's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003 -- typer reads the annotations when it builds the command
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvtrace.errors import RequestError, UsageError
+from kvtrace.report import population, selection
+from kvtrace.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+JSON_SCHEMA = 1
+# More than this many pictures help nobody; JSON has no such limit.
+DRAWN_REQUESTS = 50
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN.duckdb", help="The store that `kvtrace record` wrote.")],
+    request: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REQUEST]", help="A request id, a client's id, or the beginning of one.", show_default=False
+        ),
+    ] = None,
+    slowest: Annotated[
+        int | None, typer.Option("--slowest", metavar="N", min=1, help="Explain the N requests with the longest TTFT.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: everything, in ns, nothing shortened.")] = False,
+) -> None:
+    """Explain where the time to first token went.
+
+    For one request: what it waited for, its critical path drawn lane by lane, the work hidden beside it.
+    Without a request: percentiles of all of them, the shares of each class, top causes, the slowest by id.
+    """
+    if request is not None and slowest is not None:
+        raise UsageError("a REQUEST and --slowest exclude each other: name one request, or ask for the slowest")
+    with Store.open(run) as store:
+        keys = _selected(store, request, slowest)
+        if as_json:
+            _write_json(store, selection.all_keys(store) if keys is None else keys)
+        _refuse_empty(store, run)
+        if not as_json:
+            _print(store, run, keys)
+
+
+def _selected(store: Store, request: str | None, slowest: int | None) -> list[int] | None:
+    """Return the keys of the requests asked for, None for the population."""
+    if request is not None:
+        return selection.find_keys(store, request)
+    return None if slowest is None else selection.slowest_keys(store, slowest)
+
+
+def _refuse_empty(store: Store, run: Path) -> None:
+    counted = store.rows(
+        "SELECT (SELECT count(*) FROM request) AS requests, (SELECT count(*) FROM event) AS events, "
+        "(SELECT count(*) FROM process) AS processes",
+        {},
+    )[0]
+    if not counted["requests"]:
+        raise RequestError(
+            f"{run} holds no request, only {counted['events']} events of {counted['processes']} processes: "
+            "was anything sent, and were the engines started with kvtrace switched on?"
+        )
+
+
+def _write_json(store: Store, keys: Sequence[int]) -> None:
+    """Write the document piece by piece, since a long run's requests need not fit into memory at once."""
+    facts = selection.run_facts(store)
+    out = sys.stdout
+    out.write(f'{{"schema": {JSON_SCHEMA}, "run": {json.dumps(facts)}, "requests": [')
+    for position, explained in enumerate(selection.explained(store, keys)):
+        out.write(",\n" if position else "\n")
+        out.write(json.dumps(explained.to_json()))
+    out.write(f'\n], "summary": {json.dumps(population.summary(store, facts))}}}\n')
+
+
+def _print(store: Store, run: Path, keys: list[int] | None) -> None:
+    from kvtrace.report import page, style, tables  # noqa: PLC0415 -- JSON output needs no rich
+
+    console = style.open_console()
+    facts = selection.run_facts(store)
+    if keys is None:
+        page.print_population(population.summary(store, facts), facts, run.name, console)
+        return
+    load = population.load(store, facts)
+    shown = list(selection.explained(store, keys[:DRAWN_REQUESTS]))
+    client_ids = {explained.request["client_request_id"] for explained in shown}
+    if len(shown) > 1 and len(client_ids) == 1 and None not in client_ids:
+        console.print(tables.attempts([explained.request for explained in shown], client_ids.pop(), console))
+        console.print()
+    for position, explained in enumerate(shown):
+        if position:
+            console.print()
+        page.print_request(explained, bool(load and load["saturated"]), console)
+    if len(keys) > len(shown):
+        console.print(f"\n{len(keys) - len(shown)} more requests are not drawn; --json has them all.")

@@ -1,0 +1,127 @@
+"""The pages that `explain` prints: one request from headline to causes, or a population group by group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from kvtrace.report import sentences, tables
+from kvtrace.report.style import fitted, plural, printable, prose, size
+from kvtrace.report.waterfall import waterfall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rich.console import Console
+
+    from kvtrace.report.selection import Explained
+
+Row = dict[str, Any]
+
+AROUND_NOTE = (
+    "Shares at a percentile are sums over the requests whose TTFT ranks within 5 points of it (p99: within 1); "
+    "their number is the last row."
+)
+_NOTE_CELLS = 600
+
+
+def print_request(explained: Explained, saturated: bool, console: Console) -> None:
+    """Print one request: what it is, the sentence, shares, picture, causes, what usually helps."""
+    request = explained.request
+    _print_lines(_headline(request, console), console)
+    _say(_facts(request, console), console, style="dim")
+    console.print()
+    _say(sentences.explanation(explained), console)
+    if request["note"]:
+        _say(f"Note: {fitted(request['note'], _NOTE_CELLS, console)}", console)
+    if request["ttft_ns"] is not None:
+        console.print()
+        _print_lines(tables.shares(request, console), console)
+    picture = waterfall(explained, console)
+    if picture:
+        console.print()
+        _print_lines(picture, console)
+        console.print()
+        console.print(tables.request_causes(explained, console))
+    advice = sentences.remedy(explained, saturated)
+    if advice:
+        console.print()
+        _say(advice, console, style="italic")
+
+
+def print_population(summary: Row, facts: Mapping[str, str], name: str, console: Console) -> None:
+    """Print the run's headline and then each scope and mode by itself."""
+    _say(f"{printable(name)}: {plural(summary['requests'], 'request')}", console, style="bold")
+    _say(_told(facts), console, style="dim")
+    _say(sentences.load_sentence(summary["load"]), console)
+    for group in summary["groups"]:
+        console.print()
+        _print_group(group, console)
+    if any(group["with_first_token"] for group in summary["groups"]):
+        console.print()
+        _say(AROUND_NOTE, console, style="dim")
+
+
+def _print_group(group: Row, console: Console) -> None:
+    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in group["verdicts"].items())
+    scope = sentences.SCOPES.get(group["scope"], "seen from an unnamed place")
+    _say(f"{group['mode']}, scope {group['scope']} ({scope}): {verdicts}", console, style="bold")
+    _say(sentences.population_sentence(group), console)
+    if not group["with_first_token"]:
+        return
+    blocks = [tables.percentiles(group), tables.population_causes(group, console)]
+    if group["hidden"]:
+        blocks.append(tables.population_hidden(group, console))
+    for block in [*blocks, tables.worst(group, console)]:
+        console.print()
+        console.print(block)
+
+
+def _say(text: str | None, console: Console, style: str = "") -> None:
+    """Print sentences, wrapped; nothing for no text."""
+    if text:
+        console.print(Text(prose(text, console), style=style))
+
+
+def _print_lines(lines: Iterable[Text], console: Console) -> None:
+    """Print lines that were made for this width, each as one line whatever happens."""
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop")
+
+
+def _headline(request: Row, console: Console) -> list[Text]:
+    """Return which request this is and how it was served."""
+    client = request["client_request_id"]
+    attempt = f", attempt {request['attempt']}" if request["attempt"] else ""
+    lines = [Text(fitted(request["request_id"], console.width - 12, console) + attempt, style="bold")]
+    if client:
+        lines.append(Text(f"client id {fitted(client, console.width - 12, console)}"))
+    joined = f", joined by {printable(request['join_method'])}" if request["join_method"] else ""
+    return [*lines, Text(f"{request['mode']}, {request['verdict']}, scope {request['scope']}{joined}")]
+
+
+def _facts(request: Row, console: Console) -> str:
+    """Return engines, tokens and bytes as one enumeration; empty if nothing is known of them."""
+    engines = [
+        f"{side} {fitted(request[column], 40, console)}"
+        for side, column in (("P", "prefill_engine"), ("D", "decode_engine"))
+        if request[column]
+    ]
+    tokens = [
+        f"{request[column]:,} {what} tokens"
+        for what, column in (("prompt", "prompt_tokens"), ("output", "output_tokens"))
+        if request[column] is not None
+    ]
+    moved = []
+    if request["moved_bytes"]:
+        moved = [f"{size(request['moved_bytes'])} in {plural(request['transfers'] or 0, 'transfer')}"]
+        if request["descriptors"]:
+            moved[0] += f" of {plural(request['descriptors'], 'descriptor')}"
+    return ", ".join([*engines, *tokens, *moved])
+
+
+def _told(facts: Mapping[str, str]) -> str:
+    """Return the run's facts that a reader needs to place its numbers."""
+    wanted = ("model", "vllm", "nixl", "kvtrace", "connector", "workload", "host", "created")
+    return ", ".join(f"{name} {printable(facts[name])}" for name in wanted if facts.get(name))

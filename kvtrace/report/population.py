@@ -1,0 +1,200 @@
+"""Numbers about many requests, computed by DuckDB. Different scopes and modes are never mixed: each pair is a group.
+
+Percentiles are quantiles of TTFT over the group's requests that have a first token. A share at a percentile is
+the class's time over the TTFT, summed over the requests whose TTFT ranks around that percentile (`AROUND`), so
+the shares at a percentile add up to the whole.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtrace.store import Store
+
+Row = dict[str, Any]
+
+# Percentile name, quantile, and how far from it (in quantiles of rank) a request still counts as around it.
+AROUND: tuple[tuple[str, float, float], ...] = (("p50", 0.50, 0.05), ("p90", 0.90, 0.05), ("p99", 0.99, 0.01))
+CLASSES: Mapping[str, str] = {
+    "compute.run": "compute_run_ns",
+    "compute.queue": "compute_queue_ns",
+    "coordination": "coordination_ns",
+    "transfer": "transfer_ns",
+    "unattributed": "unattributed_ns",
+}
+WORST_REQUESTS = 5
+LEAST_FOR_LOAD = 20
+# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
+SATURATED_BELOW = 0.95
+
+_VERDICTS_SQL = """
+SELECT scope, mode, verdict, count(*) AS requests, count(ttft_ns) AS timed
+FROM request GROUP BY ALL ORDER BY scope, mode, requests DESC, verdict
+"""
+
+_PERCENTILES_SQL = """
+SELECT scope, mode, quantile_cont(ttft_ns, [0.5, 0.9, 0.99]) AS ttft_ns
+FROM request WHERE ttft_ns IS NOT NULL GROUP BY ALL
+"""
+
+_SHARES_SQL = """
+WITH ranked AS (
+  SELECT *,
+    row_number() OVER (PARTITION BY scope, mode ORDER BY ttft_ns, request_key) - 1 AS rank,
+    count(*) OVER (PARTITION BY scope, mode) - 1 AS last_rank
+  FROM request WHERE ttft_ns IS NOT NULL
+)
+SELECT scope, mode, count(*) AS requests,
+  sum(ttft_ns)::BIGINT AS ttft_ns,
+  sum(compute_run_ns)::BIGINT AS compute_run_ns,
+  sum(compute_queue_ns)::BIGINT AS compute_queue_ns,
+  sum(coordination_ns)::BIGINT AS coordination_ns,
+  sum(transfer_ns)::BIGINT AS transfer_ns,
+  sum(unattributed_ns)::BIGINT AS unattributed_ns
+FROM ranked
+WHERE rank BETWEEN floor(greatest($low::DOUBLE, 0) * last_rank) AND ceil(least($high::DOUBLE, 1) * last_rank)
+GROUP BY ALL
+"""
+
+_CAUSES_SQL = """
+WITH per_request AS (
+  SELECT scope, mode, request_key, cause, segment.class AS class, sum(segment.end_ns - segment.start_ns) AS duration_ns
+  FROM segment JOIN request USING (request_key)
+  WHERE ttft_ns IS NOT NULL
+  GROUP BY ALL HAVING duration_ns > 0
+), total AS (
+  SELECT scope, mode, sum(ttft_ns) AS ttft_ns FROM request WHERE ttft_ns IS NOT NULL GROUP BY ALL
+)
+SELECT scope, mode, cause, class,
+  sum(duration_ns)::BIGINT AS total_ns,
+  quantile_cont(duration_ns, 0.5)::BIGINT AS median_ns,
+  (sum(duration_ns) / any_value(total.ttft_ns))::DOUBLE AS share,
+  count(*) AS requests
+FROM per_request JOIN total USING (scope, mode)
+GROUP BY ALL ORDER BY scope, mode, total_ns DESC, cause
+"""
+
+_HIDDEN_SQL = """
+WITH per_request AS (
+  SELECT scope, mode, request_key, cause, hidden.class AS class,
+    sum(duration_ns) AS duration_ns, min(slack_ns) AS slack_ns
+  FROM hidden JOIN request USING (request_key)
+  GROUP BY ALL
+)
+SELECT scope, mode, cause, class,
+  sum(duration_ns)::BIGINT AS total_ns,
+  quantile_cont(duration_ns, 0.5)::BIGINT AS median_ns,
+  min(slack_ns)::BIGINT AS least_slack_ns,
+  count(*) AS requests
+FROM per_request GROUP BY ALL ORDER BY scope, mode, total_ns DESC, cause
+"""
+
+_WORST_SQL = """
+WITH causes AS (
+  SELECT request_key, cause, sum(end_ns - start_ns) AS cause_ns
+  FROM segment WHERE class <> 'compute.run' GROUP BY ALL
+), longest AS (
+  SELECT request_key, arg_max(cause, cause_ns) AS longest_wait, max(cause_ns)::BIGINT AS longest_wait_ns
+  FROM causes GROUP BY ALL
+)
+SELECT scope, mode, request_id, client_request_id, verdict, ttft_ns, compute_ns, coordination_ns, transfer_ns,
+  unattributed_ns, longest_wait, longest_wait_ns
+FROM request LEFT JOIN longest USING (request_key)
+WHERE ttft_ns IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY scope, mode ORDER BY ttft_ns DESC, request_key) <= $count
+ORDER BY scope, mode, ttft_ns DESC, request_key
+"""
+
+_LOAD_SQL = """
+SELECT count(*) AS arrived, max(start_ns) - min(start_ns) AS arriving_ns,
+  count(*) FILTER (served) AS served, max(end_ns) FILTER (served) - min(end_ns) FILTER (served) AS serving_ns
+FROM (SELECT *, verdict NOT IN ('aborted', 'failed') AND end_ns IS NOT NULL AS served FROM request)
+"""
+
+
+def summary(store: Store, facts: Mapping[str, str]) -> Row:
+    """Return the population's numbers, ready for JSON: per group percentiles, shares, causes, hidden work, worst."""
+    verdicts = _grouped(store.rows(_VERDICTS_SQL, {}))
+    percentiles = _grouped(store.rows(_PERCENTILES_SQL, {}))
+    causes = _grouped(store.rows(_CAUSES_SQL, {}))
+    hidden = _grouped(store.rows(_HIDDEN_SQL, {}))
+    worst = _grouped(store.rows(_WORST_SQL, {"count": WORST_REQUESTS}))
+    shares = {
+        name: _grouped(store.rows(_SHARES_SQL, {"low": quantile - half, "high": quantile + half}))
+        for name, quantile, half in AROUND
+    }
+    groups = []
+    for (scope, mode), counts in verdicts.items():
+        group = (scope, mode)
+        quantiles = percentiles[group][0]["ttft_ns"] if group in percentiles else [None] * len(AROUND)
+        groups.append(
+            {
+                "scope": scope,
+                "mode": mode,
+                "requests": sum(row["requests"] for row in counts),
+                "with_first_token": sum(row["timed"] for row in counts),
+                "verdicts": {row["verdict"]: row["requests"] for row in counts},
+                "ttft_ns": {
+                    name: None if value is None else round(value)
+                    for (name, _, _), value in zip(AROUND, quantiles, strict=True)
+                },
+                "shares": {name: _shares(shares[name].get(group)) for name, _, _ in AROUND},
+                "causes": causes.get(group, []),
+                "hidden": hidden.get(group, []),
+                "worst": worst.get(group, []),
+            }
+        )
+    return {
+        "requests": sum(group["requests"] for group in groups),
+        "groups": groups,
+        "load": load(store, facts),
+    }
+
+
+def load(store: Store, facts: Mapping[str, str]) -> Row | None:
+    """Return arrivals and completions per second and whether the run was saturated; None with too few requests.
+
+    Both rates are counted alike, over the time from the first to the last arrival or completion, so that a run
+    that keeps up shows equal ones. `stated_rate_hz` is what the load generator was told, where the run says it.
+    """
+    row = store.rows(_LOAD_SQL, {})[0]
+    if row["served"] < LEAST_FOR_LOAD or not row["arriving_ns"] or not row["serving_ns"]:
+        return None
+    offered_rate_hz = (row["arrived"] - 1) / (row["arriving_ns"] / 1e9)
+    served_rate_hz = (row["served"] - 1) / (row["serving_ns"] / 1e9)
+    return {
+        "stated_rate_hz": _number(facts.get("rate_hz")),
+        "offered_rate_hz": round(offered_rate_hz, 3),
+        "served_rate_hz": round(served_rate_hz, 3),
+        "saturated": served_rate_hz < SATURATED_BELOW * offered_rate_hz,
+    }
+
+
+def _grouped(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Return rows by (scope, mode), those two columns taken off; rows of a group must come together."""
+    ordered = groupby(rows, key=lambda row: (row["scope"], row["mode"]))
+    return {
+        group: [{name: value for name, value in row.items() if name not in ("scope", "mode")} for row in members]
+        for group, members in ordered
+    }
+
+
+def _shares(rows: list[Row] | None) -> Row | None:
+    """Return each class's part of the TTFT (0 to 1) around one percentile, and how many requests that is."""
+    if not rows:
+        return None
+    row = rows[0]
+    whole = row["ttft_ns"]
+    parts = {kind: row[column] / whole if whole else 0.0 for kind, column in CLASSES.items()}
+    return {"requests": row["requests"], **parts}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

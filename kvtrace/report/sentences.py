@@ -1,0 +1,186 @@
+"""Plain sentences about one request and about many. What is measured comes first; what is supposed says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from kvtrace.report.style import milliseconds, percent, plural
+from kvtrace.stages import CAUSE_BY_NAME, Class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvtrace.report.selection import Explained
+
+Row = dict[str, Any]
+
+VERDICTS: Mapping[str, str] = {
+    "complete": "every rank's every transfer was seen complete",
+    "incomplete": "records that the hand-off must have left are missing",
+    "aborted": "the request was aborted before its answer was whole",
+    "expired": "P gave the blocks up before they were handed over",
+    "failed": "the request or its hand-off failed",
+    "recomputed": "D computed prompt tokens itself instead of using the hand-off",
+    "no handoff": "no KV was handed over for this request",
+}
+SCOPES: Mapping[str, str] = {
+    "client": "as the load generator saw it",
+    "router": "as kvtrace's router saw it",
+    "engine": "as the engines saw it",
+}
+ANSWERS: Mapping[str, str] = {
+    "compute": "compute_ns",
+    "coordination": "coordination_ns",
+    "transfer": "transfer_ns",
+}
+_NEEDED = {
+    "prefill_engine": "P's side",
+    "decode_engine": "D's side",
+    "first_token_ns": "a first token",
+    "end_ns": "its end",
+}
+_OWNERS = {"prefill": "P's", "decode": "D's", "router": "the router's"}
+
+
+def phrase(cause: str) -> str:
+    """Return a cause as prose: prefill.step_boundary is "P's step boundary", wire stays "wire"."""
+    owner, dot, rest = cause.partition(".")
+    if dot and owner in _OWNERS:
+        return f"{_OWNERS[owner]} {rest.replace('_', ' ')}"
+    return cause
+
+
+def explanation(explained: Explained) -> str:
+    """Return what one request waited for, in one to three sentences."""
+    request = explained.request
+    if request["ttft_ns"] is None:
+        return _without_first_token(explained)
+    ttft_ns = request["ttft_ns"]
+    causes = cause_times(explained.segments)
+    parts = [
+        _part(answer, request[column], ttft_ns, causes)
+        for answer, column in sorted(ANSWERS.items(), key=lambda item: -request[item[1]])
+        if request[column]
+    ]
+    total = milliseconds(ttft_ns)
+    told = f"Of {total} ms to the first token, {SCOPES.get(request['scope'], 'seen from an unnamed place')}, "
+    told += f"{_listed(parts)}; " if parts else ""
+    told += _rest(request["unattributed_ns"], ttft_ns)
+    return " ".join(filter(None, [told, _longest_wait(causes, ttft_ns), _verdict(request)]))
+
+
+def cause_times(segments: Sequence[Row]) -> dict[tuple[str, str], int]:
+    """Return the time in ns that the path spent on each (cause, class), longest first."""
+    times: Counter[tuple[str, str]] = Counter()
+    for segment in segments:
+        times[segment["cause"], segment["class"]] += segment["end_ns"] - segment["start_ns"]
+    return dict(times.most_common())
+
+
+def remedy(explained: Explained, saturated: bool) -> str | None:
+    """Return what usually helps against the longest wait: a supposition, so none where the run was saturated."""
+    waits = [
+        (cause, time_ns)
+        for (cause, kind), time_ns in cause_times(explained.segments).items()
+        if kind not in (Class.RUN.value, Class.UNATTRIBUTED.value) and time_ns
+    ]
+    if not waits or waits[0][0] not in CAUSE_BY_NAME:
+        return None
+    if saturated:
+        return "The run was offered more than it served: waiting then grows everywhere, and no class names a remedy."
+    cause = CAUSE_BY_NAME[waits[0][0]]
+    return f"Supposed, not measured: what usually helps against {phrase(cause.name)} is {cause.remedy}."
+
+
+def population_sentence(group: Row) -> str:
+    """Return where the median and the tail of one group's TTFT go."""
+    timed = group["with_first_token"]
+    if not timed:
+        return f"None of {plural(group['requests'], 'request')} had a first token."
+    if timed == 1:
+        only = milliseconds(group["ttft_ns"]["p50"])
+        return f"The one request had its first token after {only} ms: {_mix(group, 'p50')}"
+    median, tail = (milliseconds(group["ttft_ns"][name]) for name in ("p50", "p99"))
+    told = f"Half of {timed:,} requests had their first token within {median} ms, 99 % within {tail} ms. "
+    return f"{told}Around the median {_mix(group, 'p50')} Around p99 {_mix(group, 'p99')}"
+
+
+def load_sentence(load: Row | None) -> str | None:
+    """Return whether the run kept up with what was offered."""
+    if load is None:
+        return None
+    offered, served = load["offered_rate_hz"], load["served_rate_hz"]
+    told = f"Offered {offered:.2f} requests/s, served {served:.2f}"
+    if load["saturated"]:
+        return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
+    return f"{told}: the run kept up."
+
+
+def _mix(group: Row, percentile: str) -> str:
+    shares = group["shares"][percentile]
+    compute = shares["compute.run"] + shares["compute.queue"]
+    queued = f" ({percent(shares['compute.queue'], 1)} queued)" if shares["compute.queue"] else ""
+    return (
+        f"{percent(compute, 1)} was compute{queued}, {percent(shares['coordination'], 1)} coordination, "
+        f"{percent(shares['transfer'], 1)} transfer, {percent(shares['unattributed'], 1)} unattributed."
+    )
+
+
+def _part(answer: str, time_ns: int, ttft_ns: int, causes: Mapping[tuple[str, str], int]) -> str:
+    """Return one class's share and its largest cause: 41 % was coordination (most of it detection, 12.1 ms)."""
+    own = [(cause, spent) for (cause, kind), spent in causes.items() if kind.partition(".")[0] == answer and spent]
+    named = ""
+    if own:
+        cause, spent = own[0]
+        how_much = "" if len(own) == 1 else "most of it " if 2 * spent > time_ns else "longest: "
+        named = f" ({how_much}{phrase(cause)}, {milliseconds(spent, ttft_ns)} ms)"
+    return f"{percent(time_ns, ttft_ns)} was {answer}{named}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Return "x was a, y b and z c"."""
+    first, *others = parts
+    others = [part.replace(" was ", " ", 1) for part in others]
+    return ", ".join([first, *others[:-1]]) + (f" and {others[-1]}" if others else "")
+
+
+def _rest(unattributed_ns: int, ttft_ns: int) -> str:
+    if not unattributed_ns:
+        return "nothing is unattributed."
+    return f"{milliseconds(unattributed_ns, ttft_ns)} ms ({percent(unattributed_ns, ttft_ns)}) is unattributed."
+
+
+def _longest_wait(causes: Mapping[tuple[str, str], int], ttft_ns: int) -> str | None:
+    for (name, kind), spent in causes.items():
+        if kind != Class.RUN.value and spent and name in CAUSE_BY_NAME:
+            return f"Its longest wait was {phrase(name)}, {milliseconds(spent, ttft_ns)} ms: {_continued(name)}"
+    return None
+
+
+def _continued(cause: str) -> str:
+    """Return the cause's sentence as the end of another: "The bytes" goes on small, "D's scheduler" does not."""
+    doc = CAUSE_BY_NAME[cause].doc
+    return doc[0].lower() + doc[1:] if doc[1].islower() or doc.startswith("A ") else doc
+
+
+def _verdict(request: Row) -> str | None:
+    """Return what the verdict means and what is missing; None for a whole hand-off."""
+    verdict = request["verdict"]
+    if verdict == "complete":
+        return None
+    meaning = VERDICTS.get(verdict, "a verdict that this release does not know")
+    missing = [name for column, name in _NEEDED.items() if request[column] is None]
+    told = f"Verdict {verdict}: {meaning}"
+    return f"{told}; nothing was recorded of {_listed(missing)}." if missing else f"{told}."
+
+
+def _without_first_token(explained: Explained) -> str:
+    request = explained.request
+    known = [
+        "its start",
+        *(name for column, name in _NEEDED.items() if request[column] is not None),
+        *([plural(len(explained.segments), "segment")] if explained.segments else []),
+    ]
+    untold = "No first token was recorded, so there is no TTFT to explain."
+    return " ".join(filter(None, [untold, _verdict(request), f"Known: {_listed(known)}."]))

@@ -1,0 +1,193 @@
+"""Tables: one request's shares and causes; a population's percentiles, causes, hidden work and worst requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kvtrace.report.population import AROUND
+from kvtrace.report.sentences import cause_times
+from kvtrace.report.style import colour, fitted, glyph, milliseconds, percent, plural
+from kvtrace.stages import CAUSE_BY_NAME, Class
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvtrace.report.selection import Explained
+
+Row = dict[str, Any]
+
+CAUSES_SHOWN = 10
+_WIDE_COLUMNS = 140
+_MEDIUM_COLUMNS = 72
+_BAR_CELLS_MAX = 60
+_SHARE_LABEL_CELLS = 40
+_ID_CELLS_MIN = 16
+
+# Label, class of the glyph, column of the request, key in a group's shares.
+_SHARE_ROWS: tuple[tuple[str, str | None, str], ...] = (
+    ("compute", None, "compute_ns"),
+    ("  run", Class.RUN.value, "compute_run_ns"),
+    ("  queue", Class.QUEUE.value, "compute_queue_ns"),
+    ("coordination", Class.COORDINATION.value, "coordination_ns"),
+    ("transfer", Class.TRANSFER.value, "transfer_ns"),
+    ("unattributed", Class.UNATTRIBUTED.value, "unattributed_ns"),
+)
+
+
+def shares(request: Row, console: Console) -> list[Text]:
+    """Return one line per class (ms, percentage, bar) and one with the bounds of transfer that its bracket leaves."""
+    ttft_ns = request["ttft_ns"]
+    cells = max(8, min(_BAR_CELLS_MAX, console.width - _SHARE_LABEL_CELLS))
+    lines = []
+    for label, kind, column in _SHARE_ROWS:
+        time_ns = request[column]
+        line = Text(f"{label:<14}{milliseconds(time_ns, ttft_ns):>10} ms{percent(time_ns, ttft_ns):>6}")
+        bar = glyph(console, kind) * round(cells * time_ns / ttft_ns) if kind is not None and ttft_ns else ""
+        if bar:
+            line.append("  ").append(bar, style=colour(kind or ""))
+        if kind == Class.TRANSFER.value and request["transfer_low_ns"] is not None:
+            low, high = (milliseconds(request[name], ttft_ns) for name in ("transfer_low_ns", "transfer_high_ns"))
+            lines += [line, Text(f"  {'between':<12}{low:>10} and {high} ms", style="dim")]
+            continue
+        lines.append(line)
+    return lines
+
+
+def request_causes(explained: Explained, console: Console) -> Table:
+    """Return the causes of one request's path, longest first, as wide as the console has room for."""
+    ttft_ns = explained.request["ttft_ns"]
+    waited_for: dict[tuple[str, str], dict[str, None]] = {}
+    for segment in explained.segments:
+        if segment["waited_for"]:
+            waited_for.setdefault((segment["cause"], segment["class"]), {})[segment["waited_for"]] = None
+    medium, wide = console.width >= _MEDIUM_COLUMNS, console.width >= _WIDE_COLUMNS
+    table = _table("cause", ("ms", "right"), ("%", "right"), *(["class"] if medium else []), "waited for")
+    if wide:
+        table.add_column("what that is", overflow="fold", ratio=1)
+    for (cause, kind), time_ns in cause_times(explained.segments).items():
+        objects = ", ".join(waited_for.get((cause, kind), {}))
+        row: list[Text | str] = [
+            _cause(cause, kind, console),
+            milliseconds(time_ns, ttft_ns),
+            percent(time_ns, ttft_ns),
+            *([kind] if medium else []),
+            Text(fitted(objects, 24 if medium else 16, console)),
+        ]
+        if wide:
+            row.append(CAUSE_BY_NAME[cause].doc if cause in CAUSE_BY_NAME else "")
+        table.add_row(*row)
+    return table
+
+
+def percentiles(group: Row) -> Table:
+    """Return TTFT and the shares around it, a column per percentile."""
+    table = _table("", *((name, "right") for name, _, _ in AROUND))
+    scale_ns = group["ttft_ns"]["p50"]
+    table.add_row(
+        "TTFT",
+        *(f"{milliseconds(group['ttft_ns'][name], scale_ns)} ms" for name, _, _ in AROUND),
+    )
+    for label, kind, _ in _SHARE_ROWS:
+        kinds = [kind] if kind is not None else [Class.RUN.value, Class.QUEUE.value]
+        table.add_row(label, *(percent(sum(group["shares"][name][part] for part in kinds), 1) for name, _, _ in AROUND))
+    table.add_row("requests", *(f"{group['shares'][name]['requests']:,}" for name, _, _ in AROUND), style="dim")
+    return table
+
+
+def population_causes(group: Row, console: Console) -> Table:
+    """Return where the group's TTFT goes by cause: total, share of all TTFT, median of those affected."""
+    medium = console.width >= _MEDIUM_COLUMNS
+    table = _table(
+        "cause",
+        *(["class"] if medium else []),
+        ("total ms", "right"),
+        ("%", "right"),
+        ("median ms", "right"),
+        ("requests", "right"),
+    )
+    for row in group["causes"][:CAUSES_SHOWN]:
+        table.add_row(
+            _cause(row["cause"], row["class"], console),
+            *([row["class"]] if medium else []),
+            milliseconds(row["total_ns"]),
+            percent(row["share"], 1),
+            milliseconds(row["median_ns"]),
+            f"{row['requests']:,}",
+        )
+    return table
+
+
+def population_hidden(group: Row, console: Console) -> Table:
+    """Return what went on beside the paths, with the least slack seen: how near it came to costing something."""
+    medium = console.width >= _MEDIUM_COLUMNS
+    titles = ("total ms", "median ms", "least slack ms") if medium else ("median ms", "least slack ms")
+    table = _table("hidden work", *((title, "right") for title in (*titles, "requests")))
+    for row in group["hidden"][:CAUSES_SHOWN]:
+        table.add_row(
+            _cause(row["cause"], row["class"], console),
+            *([milliseconds(row["total_ns"])] if medium else []),
+            milliseconds(row["median_ns"]),
+            milliseconds(row["least_slack_ns"]),
+            f"{row['requests']:,}",
+        )
+    return table
+
+
+def worst(group: Row, console: Console) -> Table:
+    """Return the slowest requests by id, with the share of each class and the longest wait."""
+    medium = console.width >= _MEDIUM_COLUMNS
+    table = _table(
+        "slowest",
+        ("TTFT ms", "right"),
+        *([("comp.", "right"), ("coord.", "right"), ("transf.", "right"), ("unattr.", "right")] if medium else []),
+        "longest wait",
+    )
+    id_cells = max(_ID_CELLS_MIN, min(40, console.width - (74 if medium else 44)))
+    for row in group["worst"]:
+        classes = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns")
+        table.add_row(
+            Text(fitted(row["request_id"], id_cells, console)),
+            milliseconds(row["ttft_ns"]),
+            *([percent(row[column], row["ttft_ns"]) for column in classes] if medium else []),
+            _longest_wait(row),
+        )
+    return table
+
+
+def _longest_wait(row: Row) -> str:
+    """Return a request's longest wait with its time."""
+    if row["longest_wait"] is None:
+        return "-"
+    return f"{row['longest_wait']} {milliseconds(row['longest_wait_ns'])} ms"
+
+
+def attempts(rows: list[Row], client_request_id: str, console: Console) -> Table:
+    """Return the requests that share one client id, so that each can be named by its own."""
+    table = _table("request", ("attempt", "right"), "mode", "verdict", ("TTFT ms", "right"))
+    table.title = Text(f"{plural(len(rows), 'request')} bear the client id {fitted(client_request_id, 40, console)}")
+    table.title_justify = "left"
+    for row in rows:
+        table.add_row(
+            Text(fitted(row["request_id"], max(_ID_CELLS_MIN, console.width - 44), console)),
+            str(row["attempt"]),
+            row["mode"],
+            row["verdict"],
+            milliseconds(row["ttft_ns"]),
+        )
+    return table
+
+
+def _cause(cause: str, kind: str, console: Console) -> Text:
+    return Text.assemble((glyph(console, kind), colour(kind)), f" {fitted(cause, 24, console)}")
+
+
+def _table(*columns: str | tuple[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        title, justify = (column, "left") if isinstance(column, str) else column
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    return table

@@ -1,0 +1,143 @@
+"""Sample stores for tests of what reads them: requests with round numbers, written as `analyze` writes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kvtrace.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MS = 1_000_000
+START_NS = 1_700_000_000_000_000_000
+
+# One push request of 100 ms: cause, class, where, what it waited for, ms.
+PUSH_PATH: tuple[tuple[str, str, str, str, int], ...] = (
+    ("router.decide", "coordination", "router", "", 1),
+    ("router.dispatch", "coordination", "router", "", 2),
+    ("prefill.hop", "coordination", "prefill", "P's HTTP server", 2),
+    ("prefill.frontend", "coordination", "prefill", "", 5),
+    ("prefill.queue", "compute.queue", "prefill", "a batch slot", 10),
+    ("prefill.forward", "compute.run", "prefill", "", 30),
+    ("stage.wait", "coordination", "prefill", "P's step", 3),
+    ("writer.wake", "coordination", "prefill", "the sender thread", 7),
+    ("post", "transfer", "transfer", "", 4),
+    ("wire", "transfer", "transfer", "", 6),
+    ("detection", "coordination", "decode", "a poll", 12),
+    ("report", "coordination", "decode", "D's scheduler", 3),
+    ("decode.first_step", "compute.run", "decode", "", 10),
+    ("decode.reply", "coordination", "decode", "", 4),
+    ("unattributed", "unattributed", "process", "", 1),
+)
+# Cause, class, where, start, duration and slack in ms.
+PUSH_HIDDEN: tuple[tuple[str, str, str, int, int, int], ...] = (
+    ("registration", "coordination", "decode", 5, 8, 40),
+    ("sender.poll", "coordination", "prefill", 66, 6, 28),
+)
+
+
+@dataclass
+class Sample:
+    """Rows of a store under construction, in ms; `write` appends them."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    hidden: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self,
+        request_id: str,
+        path: tuple[tuple[str, str, str, str, int], ...] = PUSH_PATH,
+        hidden: tuple[tuple[str, str, str, int, int, int], ...] = PUSH_HIDDEN,
+        *,
+        start_ms: int = 0,
+        **values: Any,
+    ) -> None:
+        """Add one request whose shares are the sums of its path; an empty path means that no first token came."""
+        key = len(self.requests) + 1
+        start_ns = START_NS + start_ms * MS
+        now_ns = start_ns
+        spent = dict.fromkeys(("compute.run", "compute.queue", "coordination", "transfer", "unattributed"), 0)
+        for position, (cause, kind, where, waited_for, duration_ms) in enumerate(path):
+            end_ns = now_ns + duration_ms * MS
+            spent[kind] += duration_ms * MS
+            self.segments.append(
+                {
+                    "request_key": key,
+                    "position": position,
+                    "class": kind,
+                    "cause": cause,
+                    "where": where,
+                    "waited_for": waited_for,
+                    "start_ns": now_ns,
+                    "end_ns": end_ns,
+                    "crosses_hosts": values.get("crosses_hosts", False),
+                }
+            )
+            now_ns = end_ns
+        for cause, kind, where, at_ms, duration_ms, slack_ms in hidden if path else ():
+            self.hidden.append(
+                {
+                    "request_key": key,
+                    "cause": cause,
+                    "class": kind,
+                    "where": where,
+                    "start_ns": start_ns + at_ms * MS,
+                    "duration_ns": duration_ms * MS,
+                    "slack_ns": slack_ms * MS,
+                }
+            )
+        timed = bool(path)
+        row: dict[str, Any] = {
+            "request_key": key,
+            "request_id": request_id,
+            "client_request_id": None,
+            "attempt": 0,
+            "mode": "push",
+            "verdict": "complete" if timed else "incomplete",
+            "scope": "router",
+            "join_method": "remote request id" if timed else None,
+            "prefill_engine": "p0" if timed else None,
+            "decode_engine": "d0" if timed else None,
+            "prompt_tokens": 600,
+            "output_tokens": 32 if timed else None,
+            "start_ns": start_ns,
+            "first_token_ns": now_ns if timed else None,
+            "end_ns": now_ns + 200 * MS if timed else None,
+            "ttft_ns": now_ns - start_ns if timed else None,
+            "compute_ns": spent["compute.run"] + spent["compute.queue"] if timed else None,
+            "compute_run_ns": spent["compute.run"] if timed else None,
+            "compute_queue_ns": spent["compute.queue"] if timed else None,
+            "coordination_ns": spent["coordination"] if timed else None,
+            "transfer_ns": spent["transfer"] if timed else None,
+            "transfer_low_ns": max(0, spent["transfer"] - 4 * MS) if timed else None,
+            "transfer_high_ns": spent["transfer"] + 8 * MS if timed else None,
+            "unattributed_ns": spent["unattributed"] if timed else None,
+            "registration_late_ns": 0,
+            "moved_bytes": 1_300_000 if timed else None,
+            "descriptors": 20 if timed else None,
+            "transfers": 1 if timed else None,
+            "crosses_hosts": False,
+            "note": None,
+        }
+        self.requests.append(row | values)
+
+    def write(self, path: Path) -> Path:
+        """Write a new store at `path` and return the path."""
+        with Store.open(path, "write") as store:
+            store.remember(self.facts)
+            for table in ("request", "segment", "hidden"):
+                rows = getattr(self, f"{table}s" if table != "hidden" else table)
+                if rows:
+                    store.append(table, pa.Table.from_pylist(rows, schema=store.arrow_schema(table)))
+        return path
+
+
+def scaled(factor: int) -> tuple[tuple[str, str, str, str, int], ...]:
+    """Return the push path with every time multiplied: 100 ms times `factor`."""
+    return tuple((cause, kind, where, waited_for, factor * ms) for cause, kind, where, waited_for, ms in PUSH_PATH)
