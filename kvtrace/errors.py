@@ -1,0 +1,39 @@
+"""What can go wrong, one base and one line each: a message names the thing, the cause and the next step."""
+
+from __future__ import annotations
+
+
+class KvtraceError(Exception):
+    """Base of every error that kvtrace raises on purpose; its text is fit for a user."""
+
+
+class UsageError(KvtraceError):
+    """A command, an option or an environment variable asks for something impossible."""
+
+
+class SpoolError(KvtraceError):
+    """A spool file or folder cannot be read or written."""
+
+
+class StoreError(KvtraceError):
+    """A store is missing, foreign, corrupt, or of another schema."""
+
+
+class DamageError(StoreError):
+    """A store is a DuckDB file that is corrupt or cut short."""
+
+
+class RequestError(KvtraceError):
+    """A request id names no request, or more than one."""
+
+
+class QueryError(KvtraceError):
+    """A query is unknown, or the database refuses it."""
+
+
+class VersionError(KvtraceError):
+    """The vLLM or NIXL found is outside the supported range."""
+
+
+class LabError(KvtraceError):
+    """The lab, or a program that kvtrace started, did not come up or went down."""
