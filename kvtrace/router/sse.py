@@ -1,0 +1,69 @@
+"""Counting content in a stream of server-sent events, without touching the stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_LINE_BYTES_MAX = 4 << 20
+_DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
+
+
+class ContentCounter:
+    """Reads a stream's bytes as they pass, however they are cut, and counts the events that carry content.
+
+    Content is a non-empty text, message, reasoning or tool call; a chunk that only names the role is none, nor is
+    one that only carries usage.
+    """
+
+    def __init__(self) -> None:
+        self.content_count = 0
+        self.error_seen = False
+        self._rest = bytearray()
+        self._skipping = False
+
+    def feed(self, chunk: bytes) -> int:
+        """Take the next bytes and return how many content events they completed."""
+        before = self.content_count
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            if self._rest or self._skipping:
+                whole, self._rest = bytes(self._rest) + line, bytearray()
+                skip, self._skipping = self._skipping, False
+                if skip:
+                    continue
+                self._take(whole)
+            else:
+                self._take(line)
+        self._rest += rest
+        if len(self._rest) > _LINE_BYTES_MAX:
+            # A line this long is not held back to be looked into; it passes uncounted.
+            self._rest, self._skipping = bytearray(), True
+        return self.content_count - before
+
+    def _take(self, line: bytes) -> None:
+        if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
+            return
+        try:
+            event = json.loads(line[5:])
+        except (ValueError, RecursionError):
+            return
+        if isinstance(event, dict):
+            self.content_count += has_content(event)
+            self.error_seen = self.error_seen or "error" in event
+
+
+def has_content(event: dict[str, Any]) -> bool:
+    """Return whether a completion chunk carries content in any of its choices."""
+    choices = event.get("choices")
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        if choice.get("text"):
+            return True
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and any(delta.get(name) for name in _DELTA_CONTENT):
+            return True
+    return False
