@@ -1,0 +1,59 @@
+"""The store's schema: tables, views and comments as values, and the DDL text made from them.
+
+The stage ENUM, the payload columns' comments and the two vocabulary views derive from `kvtrace.stages`, so
+that a stage declared there is a stage here. Pure text: no database is imported.
+"""
+
+from __future__ import annotations
+
+from kvtrace import stages
+from kvtrace.schema.shape import Column, Table, View, quoted, text
+from kvtrace.schema.tables import TABLE_BY_NAME, TABLES
+from kvtrace.schema.views import VIEWS
+
+__all__ = [
+    "FORMAT",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "TABLE_BY_NAME",
+    "VIEWS",
+    "Column",
+    "Table",
+    "View",
+    "ddl",
+    "quoted",
+    "text",
+]
+
+SCHEMA_VERSION = 1
+"""Raised whenever a table or a view changes its columns or their meaning.
+
+1  run, process, event, spool_file, recorder, request, segment, hidden; the views that people and panels read.
+"""
+
+FORMAT = "kvtrace"
+"""The value of `format` in table run: what tells a store of ours from any other DuckDB file."""
+
+
+def ddl() -> str:
+    """Return the whole schema as SQL: one statement after another, each ended by a semicolon."""
+    names = ",\n  ".join(text(stage.name) for stage in stages.STAGES)
+    parts = [f"CREATE TYPE stage AS ENUM (\n  {names}\n);"]
+    parts += [_table_ddl(table) for table in TABLES]
+    parts += [_view_ddl(view) for view in VIEWS]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table_ddl(table: Table) -> str:
+    columns = ",\n  ".join(f"{quoted(column.name)} {column.sql_type}" for column in table.columns)
+    return f"CREATE TABLE {table.name} (\n  {columns}\n);\n" + _comments("TABLE", table.name, table.doc, table.columns)
+
+
+def _view_ddl(view: View) -> str:
+    return f"CREATE VIEW {view.name} AS\n{view.sql};\n" + _comments("VIEW", view.name, view.doc, view.columns)
+
+
+def _comments(kind: str, name: str, doc: str, columns: tuple[Column, ...]) -> str:
+    lines = [f"COMMENT ON {kind} {name} IS {text(doc)};"]
+    lines += [f"COMMENT ON COLUMN {name}.{quoted(column.name)} IS {text(column.doc)};" for column in columns]
+    return "\n".join(lines)

@@ -1,0 +1,156 @@
+"""The store's tables, as values. The payload columns' comments derive from the vocabulary."""
+
+from __future__ import annotations
+
+from kvtrace import stages
+from kvtrace.schema.shape import Table, columns
+
+
+def _payload(slot: str) -> str:
+    """Return the comment of one payload column: what every stage keeps in that slot."""
+    uses = [
+        f"{field.name}{f' [{field.unit}]' if field.unit else ''}: {stage.name}"
+        for stage in stages.STAGES
+        for field in stage.fields
+        if field.slot == slot
+    ]
+    return f"Payload of the stage, by name: {'; '.join(uses)}."
+
+
+RUN = Table(
+    "run",
+    "Facts of the run: what was run, with which versions, and how the recording went.",
+    columns(
+        ("name", "VARCHAR", "Name of the fact."),
+        ("value", "VARCHAR", "Value; several processes' different values are joined by a comma."),
+    ),
+)
+
+PROCESS = Table(
+    "process",
+    "Every process that emitted, one row per incarnation.",
+    columns(
+        ("process", "INTEGER", "Number of the process within this store."),
+        ("series", "VARCHAR", "Name of its spool series."),
+        ("host", "VARCHAR", "Id of its host."),
+        ("domain", "VARCHAR", "Clock domain: processes of one domain share one monotonic clock."),
+        ("pid", "BIGINT", "Process id on its host."),
+        ("parent_pid", "BIGINT", "Process id of its parent."),
+        ("started_ns", "BIGINT", "When the process started, unix ns."),
+        ("offset_ns", "BIGINT", "What was added to its monotonic clock to make unix ns; one value per domain."),
+        ("first_ns", "BIGINT", "Its first event, unix ns; NULL without events."),
+        ("last_ns", "BIGINT", "Its last event, unix ns; NULL without events."),
+        ("lost_records", "BIGINT", "Records that it could not keep: dropped, or never completed."),
+        ("facts", "MAP(VARCHAR, VARCHAR)", "What it said of itself: kind, engine_id, role, connector, rank, versions."),
+    ),
+)
+
+EVENT = Table(
+    "event",
+    "Every recorded point, as emitted.",
+    columns(
+        ("process", "INTEGER", "Process that emitted it."),
+        ("stage", "stage", "Which point; the view `vocabulary` says what it means."),
+        ("t_ns", "BIGINT", "When, unix ns."),
+        ("request", "VARCHAR", "The request's id in that process; '' where none belongs."),
+        ("ref", "VARCHAR", f"{_payload('ref')[:-1]}; '' where there is none."),
+        ("a", "BIGINT", _payload("a")),
+        ("b", "BIGINT", _payload("b")),
+        ("c", "BIGINT", _payload("c")),
+        ("d", "BIGINT", _payload("d")),
+    ),
+)
+
+SPOOL_FILE = Table(
+    "spool_file",
+    "How far each spool file has been read; committed together with its events, so that none comes twice.",
+    columns(
+        ("series", "VARCHAR", "Series that the file belongs to."),
+        ("number", "BIGINT", "Number of the file in its series."),
+        ("process", "INTEGER", "Process that wrote it."),
+        ("path", "VARCHAR", "Where it was read."),
+        ("consumed", "BIGINT", "Records passed so far."),
+        ("holes", "BIGINT[]", "Records passed over because they were not complete yet."),
+        ("finished", "BOOLEAN", "Nothing more will come from it."),
+    ),
+)
+
+RECORDER = Table(
+    "recorder",
+    "What the recorder had to say: files it skipped, restarts, failures.",
+    columns(
+        ("at_ns", "BIGINT", "When, unix ns."),
+        ("subject", "VARCHAR", "The file or part it is about."),
+        ("message", "VARCHAR", "One sentence."),
+    ),
+)
+
+REQUEST = Table(
+    "request",
+    "One row per request and attempt: how long to its first token, and where that time went.",
+    columns(
+        ("request_key", "BIGINT", "Key of the request within this store."),
+        ("request_id", "VARCHAR", "The id that the router minted, else the engines' own without its suffix."),
+        ("client_request_id", "VARCHAR", "The id that the client sent; may repeat."),
+        ("attempt", "INTEGER", "0 for the first attempt of a client's request."),
+        ("mode", "VARCHAR", "push, pull, local or unknown."),
+        ("verdict", "VARCHAR", "complete, incomplete, aborted, expired, failed, recomputed or no handoff."),
+        ("scope", "VARCHAR", "Where the first token was seen: client, router or engine. Scopes do not compare."),
+        ("join_method", "VARCHAR", "How the two sides were found to be one request."),
+        ("prefill_engine", "VARCHAR", "Engine id of P."),
+        ("decode_engine", "VARCHAR", "Engine id of D."),
+        ("prompt_tokens", "BIGINT", "Length of the prompt."),
+        ("output_tokens", "BIGINT", "Tokens produced."),
+        ("start_ns", "BIGINT", "First moment seen, unix ns."),
+        ("first_token_ns", "BIGINT", "First content leaving for the client, unix ns; NULL if none."),
+        ("end_ns", "BIGINT", "Last moment seen, unix ns."),
+        ("ttft_ns", "BIGINT", "Time to first token; NULL if there was none, as are the shares."),
+        ("compute_ns", "BIGINT", "Share: computing, or waiting for computing requests."),
+        ("compute_run_ns", "BIGINT", "The part of compute in a step that worked on the request."),
+        ("compute_queue_ns", "BIGINT", "The part of compute spent waiting for what computing requests held."),
+        ("coordination_ns", "BIGINT", "Share: waiting for a message, a hop, a thread, a step boundary, a poll."),
+        ("transfer_ns", "BIGINT", "Share: the KV's bytes being posted, copied, or on the wire."),
+        ("transfer_low_ns", "BIGINT", "The least that transfer can have been."),
+        ("transfer_high_ns", "BIGINT", "The most that transfer can have been."),
+        ("unattributed_ns", "BIGINT", "Share: time that no event explains."),
+        ("registration_late_ns", "BIGINT", "How late D's registration came on the path; 0 in time, NULL if none."),
+        ("moved_bytes", "BIGINT", "Bytes moved by its transfers."),
+        ("descriptors", "BIGINT", "Descriptors of its transfers."),
+        ("transfers", "INTEGER", "Transfers it took."),
+        ("crosses_hosts", "BOOLEAN", "Some segment rests on two hosts' wall clocks."),
+        ("note", "VARCHAR", "What else is to be said."),
+    ),
+)
+
+SEGMENT = Table(
+    "segment",
+    "The critical path: segments that tile the time from start to first token without gap or overlap.",
+    columns(
+        ("request_key", "BIGINT", "Request it belongs to."),
+        ("position", "INTEGER", "Order along the path, from 0."),
+        ("class", "VARCHAR", "compute.run, compute.queue, coordination, transfer or unattributed."),
+        ("cause", "VARCHAR", "The finer name; the view `cause` says what it means."),
+        ("where", "VARCHAR", "Where the time passed."),
+        ("waited_for", "VARCHAR", "What the request waited for."),
+        ("start_ns", "BIGINT", "Unix ns."),
+        ("end_ns", "BIGINT", "Unix ns."),
+        ("crosses_hosts", "BOOLEAN", "Its ends lie on two hosts, so it rests on their wall clocks."),
+    ),
+)
+
+HIDDEN = Table(
+    "hidden",
+    "Work beside the critical path, which delayed nobody.",
+    columns(
+        ("request_key", "BIGINT", "Request it belongs to."),
+        ("cause", "VARCHAR", "The finer name; the view `cause` says what it means."),
+        ("class", "VARCHAR", "What it would have been charged to on the path."),
+        ("where", "VARCHAR", "Where the time passed."),
+        ("start_ns", "BIGINT", "Unix ns."),
+        ("duration_ns", "BIGINT", "How long it took."),
+        ("slack_ns", "BIGINT", "How much longer it could have taken unnoticed; NULL if unknown."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (RUN, PROCESS, EVENT, SPOOL_FILE, RECORDER, REQUEST, SEGMENT, HIDDEN)
+TABLE_BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}

@@ -1,0 +1,261 @@
+"""The store's views: what people, panels and queries read. Times get a TIMESTAMPTZ beside the BIGINT ns.
+
+Sums are cast back to BIGINT: DuckDB makes them HUGEINT, which Grafana's plug-in turns into text.
+"""
+# ruff: noqa: S608 -- every part is a constant of this package
+
+from __future__ import annotations
+
+from kvtrace.schema.shape import View, at_time, columns, text
+from kvtrace.schema.vocabulary import CAUSE, EVENT_NAMED, VOCABULARY
+
+
+def _fact(name: str) -> str:
+    return f"coalesce(map_extract(p.facts, {text(name)})[1], '')"
+
+
+ENGINE_PROCESS = View(
+    "engine_process",
+    "Processes with the facts that matter, and the engine core that each belongs to.",
+    columns(
+        ("process", "INTEGER", "Number of the process."),
+        ("core", "INTEGER", "The engine core it works for (its parent, where that is one), else itself."),
+        ("kind", "VARCHAR", "router, api, core or worker."),
+        ("engine", "VARCHAR", "Engine id, '' if it is none."),
+        ("role", "VARCHAR", "vLLM's kv_role."),
+        ("rank", "BIGINT", "Tensor-parallel rank, NULL where there is none."),
+        ("host", "VARCHAR", "Id of its host."),
+        ("pid", "BIGINT", "Process id on its host."),
+        ("started", "TIMESTAMP WITH TIME ZONE", "When it started."),
+        ("first_at", "TIMESTAMP WITH TIME ZONE", "Its first event."),
+        ("last_at", "TIMESTAMP WITH TIME ZONE", "Its last event."),
+        ("lost_records", "BIGINT", "Records that it could not keep."),
+    ),
+    f"""WITH stated AS (
+  SELECT
+    p.process, p.domain, p.host, p.pid, p.parent_pid, p.started_ns, p.first_ns, p.last_ns, p.lost_records,
+    {_fact("kind")} AS kind, {_fact("engine_id")} AS engine, {_fact("role")} AS role,
+    TRY_CAST(map_extract(p.facts, 'rank')[1] AS BIGINT) AS rank
+  FROM process AS p
+), joined AS (
+  SELECT
+    p.*, coalesce(c.process, p.process) AS core,
+    coalesce(nullif(p.engine, ''), nullif(child.engine, ''), '') AS known_engine
+  FROM stated AS p
+    LEFT JOIN stated AS c ON p.kind = 'worker' AND c.kind = 'core' AND c.domain = p.domain AND c.pid = p.parent_pid
+      AND c.started_ns <= p.started_ns
+    LEFT JOIN stated AS child ON p.kind = 'api' AND child.kind = 'core' AND child.domain = p.domain
+      AND child.parent_pid = p.pid AND child.started_ns >= p.started_ns
+  QUALIFY row_number() OVER (PARTITION BY p.process ORDER BY c.started_ns DESC, child.started_ns) = 1
+)
+SELECT
+  process, core, kind, known_engine AS engine, role, rank, host, pid, {at_time("started_ns")} AS started,
+  {at_time("first_ns")} AS first_at, {at_time("last_ns")} AS last_at, lost_records
+FROM joined""",
+)
+
+TRANSFER = View(
+    "transfer",
+    "One row per transfer, as the side that drives it saw it. Times in unix ns, NULL where unseen.",
+    columns(
+        ("process", "INTEGER", "Process that drives it."),
+        ("transfer", "BIGINT", "Its number in that process."),
+        ("engine", "VARCHAR", "Engine id of the side that drives it."),
+        ("request", "VARCHAR", "The request's id on that side."),
+        ("remote_request", "VARCHAR", "The request's id on the other side."),
+        ("rank", "BIGINT", "Rank that drives it."),
+        ("moved_bytes", "BIGINT", "Bytes."),
+        ("descriptors", "BIGINT", "Descriptors."),
+        ("at", "TIMESTAMP WITH TIME ZONE", "When its post began."),
+        ("prepared_ns", "BIGINT", "Its descriptors were made."),
+        ("post_started_ns", "BIGINT", "The call that posts it began."),
+        ("post_ended_ns", "BIGINT", "That call returned."),
+        ("done_at_post", "BOOLEAN", "The post came back done."),
+        ("last_pending_ns", "BIGINT", "The last poll that said in progress."),
+        ("done_ns", "BIGINT", "The first poll that said done."),
+        ("polls", "BIGINT", "Polls made."),
+        ("probe_pending_ns", "BIGINT", "The probe thread's last poll that said in progress."),
+        ("probed_ns", "BIGINT", "The probe thread saw it done."),
+        ("notified_ns", "BIGINT", "The other side read its completion notification."),
+        ("failed_ns", "BIGINT", "It failed."),
+        ("reason", "VARCHAR", "What NIXL said of the failure."),
+    ),
+    f"""WITH seen AS (
+  SELECT
+    process, a AS transfer, max(nullif(request, '')) AS request,
+    max(ref) FILTER (stage = 'transfer.prepared') AS remote_request,
+    max(c) FILTER (stage = 'transfer.prepared') AS rank,
+    max(b) FILTER (stage = 'transfer.post_ended') AS moved_bytes,
+    coalesce(max(nullif(c, 0)) FILTER (stage = 'transfer.post_ended'),
+      max(b) FILTER (stage = 'transfer.prepared')) AS descriptors,
+    min(t_ns) FILTER (stage = 'transfer.prepared') AS prepared_ns,
+    min(t_ns) FILTER (stage = 'transfer.post_started') AS post_started_ns,
+    min(t_ns) FILTER (stage = 'transfer.post_ended') AS post_ended_ns,
+    max(d) FILTER (stage = 'transfer.post_ended') = 1 AS done_at_post,
+    max(nullif(b, 0)) FILTER (stage = 'transfer.done') AS last_pending_ns,
+    min(t_ns) FILTER (stage = 'transfer.done') AS done_ns,
+    max(c) FILTER (stage = 'transfer.done') AS polls,
+    max(nullif(b, 0)) FILTER (stage = 'transfer.probed') AS probe_pending_ns,
+    min(t_ns) FILTER (stage = 'transfer.probed') AS probed_ns,
+    min(t_ns) FILTER (stage = 'transfer.failed') AS failed_ns,
+    max(ref) FILTER (stage = 'transfer.failed') AS reason
+  FROM event
+  WHERE stage IN ('transfer.prepared', 'transfer.post_started', 'transfer.post_ended', 'transfer.done',
+    'transfer.failed', 'transfer.probed')
+  GROUP BY process, a
+), notified AS (
+  SELECT request, t_ns FROM event WHERE stage = 'transfer.notified'
+)
+SELECT
+  s.process, s.transfer, p.engine, s.request, s.remote_request, s.rank, s.moved_bytes, s.descriptors,
+  {at_time("s.post_started_ns")} AS at, s.prepared_ns, s.post_started_ns, s.post_ended_ns, s.done_at_post,
+  s.last_pending_ns + q.offset_ns AS last_pending_ns, s.done_ns, s.polls,
+  s.probe_pending_ns + q.offset_ns AS probe_pending_ns, s.probed_ns, n.t_ns AS notified_ns, s.failed_ns, s.reason
+FROM seen AS s
+  LEFT JOIN engine_process AS p USING (process)
+  LEFT JOIN process AS q USING (process)
+  ASOF LEFT JOIN notified AS n ON n.request = s.remote_request AND n.t_ns >= s.post_started_ns""",
+)
+
+STEP = View(
+    "step",
+    "One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.",
+    columns(
+        ("process", "INTEGER", "The engine core."),
+        ("step", "BIGINT", "Number of the step in it."),
+        ("engine", "VARCHAR", "Engine id."),
+        ("at", "TIMESTAMP WITH TIME ZONE", "When it was made up, else begun."),
+        ("scheduled_ns", "BIGINT", "The scheduler has made it up."),
+        ("started_ns", "BIGINT", "The first worker begins."),
+        ("forwarded_ns", "BIGINT", "The last worker's forward has ended."),
+        ("connected_ns", "BIGINT", "The last worker's connector work is over."),
+        ("ended_ns", "BIGINT", "The scheduler has taken in its result."),
+        ("tokens", "BIGINT", "Tokens in it."),
+        ("requests", "BIGINT", "Requests in it."),
+        ("waiting", "BIGINT", "Requests known to wait for KV."),
+        ("ranks", "BIGINT", "Workers that stamped it."),
+        ("connector_ns", "BIGINT", "Time the connector took on the forward thread, on the slowest rank."),
+        ("before_forward_ns", "BIGINT", "The part of it before the forward."),
+    ),
+    f"""WITH seen AS (
+  SELECT
+    p.core AS process, e.a AS step, max(p.engine) AS engine,
+    min(e.t_ns) FILTER (e.stage = 'step.scheduled') AS scheduled_ns,
+    min(e.t_ns) FILTER (e.stage = 'step.started') AS started_ns,
+    max(e.t_ns) FILTER (e.stage = 'step.forwarded') AS forwarded_ns,
+    max(e.t_ns) FILTER (e.stage = 'step.connected') AS connected_ns,
+    max(e.t_ns) FILTER (e.stage = 'step.ended') AS ended_ns,
+    max(e.b) FILTER (e.stage = 'step.scheduled') AS tokens,
+    max(e.c) FILTER (e.stage = 'step.scheduled') AS requests,
+    max(e.d) FILTER (e.stage = 'step.scheduled') AS waiting,
+    count(*) FILTER (e.stage = 'step.started') AS ranks,
+    max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
+    max(e.d) FILTER (e.stage = 'step.connected') AS before_forward_ns
+  FROM event AS e JOIN engine_process AS p USING (process)
+  WHERE e.stage IN ('step.scheduled', 'step.started', 'step.forwarded', 'step.connected', 'step.ended')
+  GROUP BY p.core, e.a
+)
+SELECT
+  process, step, engine, {at_time("coalesce(scheduled_ns, started_ns)")} AS at, scheduled_ns, started_ns, forwarded_ns,
+  connected_ns, ended_ns, tokens, requests, waiting, ranks, connector_ns, before_forward_ns
+FROM seen""",
+)
+
+TTFT = View(
+    "ttft",
+    "Every request's time to first token and where it went: the shares sum to ttft_ns exactly.",
+    columns(
+        ("request_id", "VARCHAR", "The request."),
+        ("client_request_id", "VARCHAR", "The id that the client sent; may repeat."),
+        ("attempt", "INTEGER", "0 for the first attempt."),
+        ("started", "TIMESTAMP WITH TIME ZONE", "First moment seen."),
+        ("mode", "VARCHAR", "push, pull, local or unknown."),
+        ("verdict", "VARCHAR", "How it ended."),
+        ("scope", "VARCHAR", "Where the first token was seen. Scopes do not compare."),
+        ("prefill_engine", "VARCHAR", "Engine id of P."),
+        ("decode_engine", "VARCHAR", "Engine id of D."),
+        ("prompt_tokens", "BIGINT", "Length of the prompt."),
+        ("ttft_ms", "DOUBLE", "Time to first token in ms; NULL if there was none."),
+        ("ttft_ns", "BIGINT", "The same in ns."),
+        ("compute_ns", "BIGINT", "Share."),
+        ("compute_run_ns", "BIGINT", "Part of compute."),
+        ("compute_queue_ns", "BIGINT", "Part of compute."),
+        ("coordination_ns", "BIGINT", "Share."),
+        ("transfer_ns", "BIGINT", "Share."),
+        ("transfer_low_ns", "BIGINT", "The least that transfer can have been."),
+        ("transfer_high_ns", "BIGINT", "The most that transfer can have been."),
+        ("unattributed_ns", "BIGINT", "Share: time that no event explains."),
+        ("top_cause", "VARCHAR", "The cause that took most of it."),
+        ("top_cause_ns", "BIGINT", "How much that was."),
+        ("crosses_hosts", "BOOLEAN", "Some segment rests on two hosts' wall clocks."),
+        ("note", "VARCHAR", "What else is to be said."),
+    ),
+    f"""WITH per_cause AS (
+  SELECT request_key, cause, sum(end_ns - start_ns)::BIGINT AS cause_ns FROM segment GROUP BY request_key, cause
+), top AS (
+  SELECT request_key, arg_max(cause, cause_ns) AS top_cause, max(cause_ns) AS top_cause_ns
+  FROM per_cause GROUP BY request_key
+)
+SELECT
+  r.request_id, r.client_request_id, r.attempt, {at_time("r.start_ns")} AS started, r.mode, r.verdict, r.scope,
+  r.prefill_engine, r.decode_engine, r.prompt_tokens, r.ttft_ns / 1e6 AS ttft_ms, r.ttft_ns, r.compute_ns,
+  r.compute_run_ns, r.compute_queue_ns, r.coordination_ns, r.transfer_ns, r.transfer_low_ns, r.transfer_high_ns,
+  r.unattributed_ns, top.top_cause, top.top_cause_ns, r.crosses_hosts, r.note
+FROM request AS r LEFT JOIN top USING (request_key)""",
+)
+
+CRITICAL_PATH = View(
+    "critical_path",
+    "Every segment of every request's critical path, with the request's id.",
+    columns(
+        ("request_id", "VARCHAR", "The request."),
+        ("attempt", "INTEGER", "0 for the first attempt."),
+        ("position", "INTEGER", "Order along the path, from 0."),
+        ("started", "TIMESTAMP WITH TIME ZONE", "When it began."),
+        ("start_ns", "BIGINT", "Unix ns."),
+        ("duration_ns", "BIGINT", "How long."),
+        ("class", "VARCHAR", "The class, compute told apart as run and queue."),
+        ("answer", "VARCHAR", "The coarse class."),
+        ("cause", "VARCHAR", "The finer name."),
+        ("where", "VARCHAR", "Where the time passed."),
+        ("waited_for", "VARCHAR", "What the request waited for."),
+        ("crosses_hosts", "BOOLEAN", "It rests on two hosts' wall clocks."),
+    ),
+    f"""SELECT
+  r.request_id, r.attempt, s.position, {at_time("s.start_ns")} AS started, s.start_ns,
+  s.end_ns - s.start_ns AS duration_ns, s.class, split_part(s.class, '.', 1) AS answer, s.cause, s."where",
+  s.waited_for, s.crosses_hosts
+FROM segment AS s JOIN request AS r USING (request_key)""",
+)
+
+HIDDEN_WORK = View(
+    "hidden_work",
+    "Work beside the critical path, with the request's id.",
+    columns(
+        ("request_id", "VARCHAR", "The request."),
+        ("attempt", "INTEGER", "0 for the first attempt."),
+        ("started", "TIMESTAMP WITH TIME ZONE", "When it began."),
+        ("start_ns", "BIGINT", "Unix ns."),
+        ("duration_ns", "BIGINT", "How long it took."),
+        ("slack_ns", "BIGINT", "How much longer it could have taken unnoticed."),
+        ("class", "VARCHAR", "What it would have been charged to on the path."),
+        ("cause", "VARCHAR", "The finer name."),
+        ("where", "VARCHAR", "Where the time passed."),
+    ),
+    f"""SELECT
+  r.request_id, r.attempt, {at_time("h.start_ns")} AS started, h.start_ns, h.duration_ns, h.slack_ns, h.class, h.cause,
+  h."where"
+FROM hidden AS h JOIN request AS r USING (request_key)""",
+)
+
+VIEWS: tuple[View, ...] = (
+    VOCABULARY,
+    CAUSE,
+    ENGINE_PROCESS,
+    EVENT_NAMED,
+    TRANSFER,
+    STEP,
+    TTFT,
+    CRITICAL_PATH,
+    HIDDEN_WORK,
+)

@@ -1,0 +1,185 @@
+"""An open store: reading, appending, publishing. One connection, to be used by one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from kvtrace import schema
+from kvtrace.errors import QueryError, StoreError
+from kvtrace.store import opening
+from kvtrace.store.files import PUBLISHING_SUFFIX, beside, copy_through, put_in_place
+from kvtrace.store.refusal import said_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import duckdb
+
+Mode = Literal["read", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a query returned: column names, their SQL types, and the rows in order."""
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    values: list[tuple[Any, ...]]
+
+
+class Store:
+    """An open store. Use `Store.open`; one connection, to be used by one thread at a time."""
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, descriptor: int | None) -> None:
+        self.path = path
+        self._connection = connection
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls, path: str | Path, mode: Mode = "read") -> Store:
+        """Return the store at `path`: "read" opens what is there, "write" makes it first if it is missing."""
+        path = Path(path)
+        if mode == "read":
+            return cls(path, opening.connect_to_read(path), None)
+        connection = opening.connect_to_write(path)
+        # DuckDB's POSIX lock is lost as soon as *any* descriptor of the file is closed in this process: the file is
+        # read through this one only, which stays open as long as the connection.
+        return cls(path, connection, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; what was committed stays. May be called twice."""
+        self._connection.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    # Reading ------------------------------------------------------------------------------------------
+
+    def select(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
+        """Return what one statement returns, with names and types; parameters are bound, never pasted."""
+        with said_plainly(self.path):
+            result = self._connection.execute(sql, dict(params) if params else None)
+            description = result.description or []
+            values = result.fetchall() if description else []
+        return Rows(tuple(c[0] for c in description), tuple(_type_name(c[1]) for c in description), values)
+
+    def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return what one statement returns, a dict per row."""
+        result = self.select(sql, params)
+        return [dict(zip(result.columns, row, strict=True)) for row in result.values]
+
+    def arrow(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+        """Return what one SELECT returns as an Arrow table."""
+        with said_plainly(self.path):
+            return self._connection.sql(sql, params=dict(params) if params else None).to_arrow_table()
+
+    def arrow_schema(self, table: str) -> pa.Schema:
+        """Return the Arrow schema of one of the store's tables."""
+        _known(table)
+        return self.arrow(f"SELECT * FROM {schema.quoted(table)} LIMIT 0").schema  # noqa: S608 -- a name of ours
+
+    def parameters(self, sql: str) -> set[str]:
+        """Return the names of the parameters in `sql`, which must be exactly one statement."""
+        with said_plainly(self.path):
+            statements = self._connection.extract_statements(sql)
+        if len(statements) != 1:
+            raise QueryError(f"one statement is expected and {len(statements)} were given: ask them one at a time")
+        return set(statements[0].named_parameters)
+
+    # Writing ------------------------------------------------------------------------------------------
+
+    def execute(self, sql: str, params: Mapping[str, Any] | None = None) -> None:
+        """Run one statement that changes the store."""
+        with said_plainly(self.path):
+            self._connection.execute(sql, dict(params) if params else None)
+
+    def append(self, table: str, batch: pa.Table) -> None:
+        """Append rows to one of the store's tables; columns meet by name, those not given are NULL."""
+        _known(table)
+        names = ", ".join(schema.quoted(name) for name in batch.column_names)
+        with said_plainly(self.path):
+            self._connection.register("arriving", batch)
+            try:
+                self._connection.execute(f"INSERT INTO {schema.quoted(table)} ({names}) SELECT {names} FROM arriving")  # noqa: S608 -- names of ours
+            finally:
+                self._connection.unregister("arriving")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make the statements inside one transaction: all of them, or after an exception none."""
+        self.execute("BEGIN TRANSACTION")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._connection.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+
+    def remember(self, facts: Mapping[str, str]) -> None:
+        """Write facts of the run, each in place of an earlier value of that name."""
+        if facts:
+            names = sorted(facts)
+            self.execute("DELETE FROM run WHERE name IN (SELECT unnest($names))", {"names": names})
+            self.append("run", pa.table({"name": names, "value": [facts[name] for name in names]}))
+
+    def next_request_key(self) -> int:
+        """Return a request key that no stored request has."""
+        return int(self.select("SELECT coalesce(max(request_key), 0) + 1 FROM request").values[0][0])
+
+    def forget_requests(self, request_ids: pa.Table) -> None:
+        """Delete the answers for the requests whose ids stand in the column `request_id`."""
+        ids = request_ids.column("request_id").to_pylist()
+        keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"
+        for table in ("segment", "hidden", "request"):
+            self.execute(f"DELETE FROM {table} WHERE request_key IN ({keys})", {"ids": ids})  # noqa: S608 -- names of ours
+
+    # Publishing ---------------------------------------------------------------------------------------
+
+    def publish(self, target: Path) -> None:
+        """Put a whole snapshot of this store at `target`, atomically; readers of the one before keep it."""
+        self.execute("CHECKPOINT")
+        if self._descriptor is None:
+            raise StoreError(f"{self.path} is open for reading only and cannot be published")
+        arriving = beside(target, PUBLISHING_SUFFIX)
+        try:
+            copy_through(self._descriptor, arriving)
+            put_in_place(arriving, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                arriving.unlink(missing_ok=True)
+            raise StoreError(f"{target} could not be published: {error.strerror}; the recording goes on") from error
+
+    def finish(self, target: Path) -> None:
+        """Close this store and give it its published name."""
+        self.execute("CHECKPOINT")
+        self.close()
+        try:
+            put_in_place(self.path, target)
+        except OSError as error:
+            message = f"{target} could not be put in place: {error.strerror}; the whole recording is in {self.path}"
+            raise StoreError(message) from error
+        beside(target, PUBLISHING_SUFFIX).unlink(missing_ok=True)
+
+
+def _known(table: str) -> None:
+    if table not in schema.TABLE_BY_NAME:
+        raise StoreError(f"the store has no table {table}")
+
+
+def _type_name(duckdb_type: Any) -> str:
+    """Return the SQL name of a result column's type; an ENUM by its own name, which is shorter than its values."""
+    name = str(duckdb_type)
+    return "stage" if name.startswith("ENUM(") else name

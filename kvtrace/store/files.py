@@ -1,0 +1,62 @@
+"""The files of a store: published, working, and the names that they have on the way."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kvtrace.errors import StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKING_SUFFIX = ".working"
+PUBLISHING_SUFFIX = ".publishing"
+CREATING_SUFFIX = ".new"
+WAL_SUFFIX = ".wal"
+
+_COPY_STEP_BYTES = 8 * 1024 * 1024
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """Return the path with a suffix added to its whole name."""
+    return path.with_name(path.name + suffix)
+
+
+def working_path(published: Path) -> Path:
+    """Return where the recorder keeps the working file of a published store."""
+    return beside(published, WORKING_SUFFIX)
+
+
+def discard(published: Path) -> None:
+    """Delete a store, its working file and what either left behind."""
+    for base in (published, working_path(published)):
+        for suffix in ("", WAL_SUFFIX, PUBLISHING_SUFFIX, CREATING_SUFFIX):
+            beside(base, suffix).unlink(missing_ok=True)
+
+
+def copy_through(descriptor: int, target: Path) -> None:
+    """Copy the whole file behind an open descriptor to `target` and make the copy durable."""
+    out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        size, done = os.fstat(descriptor).st_size, 0
+        while done < size:
+            block = os.pread(descriptor, min(_COPY_STEP_BYTES, size - done), done)
+            if not block:
+                raise StoreError(f"{target} could not be copied: its source shrank meanwhile")
+            done += os.pwrite(out, block, done)
+        os.fsync(out)
+    finally:
+        os.close(out)
+
+
+def put_in_place(arriving: Path, target: Path) -> None:
+    """Rename `arriving` to `target`, so that a crash leaves either the old file or the new one."""
+    # A program that opened the old file for writing leaves a log that would be replayed into the new file.
+    beside(target, WAL_SUFFIX).unlink(missing_ok=True)
+    arriving.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,121 @@
+"""Opening a store: is there a file, is it DuckDB's, is it ours, is it of our schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from kvtrace import __version__, schema
+from kvtrace.errors import DamageError, StoreError
+from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, working_path
+from kvtrace.store.refusal import duckdb_version, opened_plainly
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_STORAGE_VERSION = "v1.0.0"  # DuckDB 1.x, which Grafana's plug-in embeds, has to read what 2.x wrote
+_MAGIC = b"DUCK"
+_MAGIC_AT = 8
+# A query somebody passes on cannot reach past the store: no other file, no extension, no Python variable.
+_CONFINED = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+
+
+def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
+    """Return a connection that can read the store at `path` and can do nothing else."""
+    _check_file(path)
+    with opened_plainly(path):
+        connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
+    try:
+        _check_schema(path, connection)
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET lock_configuration = true")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_to_write(path: Path) -> duckdb.DuckDBPyConnection:
+    """Return a connection that writes the store at `path`, made if it is missing."""
+    if not path.exists():
+        _create(path)
+    _check_file(path)
+    connection = _connect(path)
+    try:
+        _check_schema(path, connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path) -> duckdb.DuckDBPyConnection:
+    with opened_plainly(path):
+        return duckdb.connect(str(path), config={"storage_compatibility_version": _STORAGE_VERSION})
+
+
+def _create(path: Path) -> None:
+    """Make an empty store at `path`; under another name first, so that a crash leaves no half of one."""
+    unborn = beside(path, CREATING_SUFFIX)
+    try:
+        for leftover in (unborn, beside(unborn, WAL_SUFFIX)):
+            leftover.unlink(missing_ok=True)
+        unborn.touch()
+        unborn.unlink()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be made: {error.strerror}; name another output") from error
+    facts = {
+        "format": schema.FORMAT,
+        "schema_version": str(schema.SCHEMA_VERSION),
+        "kvtrace": __version__,
+        "duckdb": duckdb_version(),
+    }
+    with _connect(unborn) as connection:
+        connection.execute(schema.ddl())
+        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+        connection.execute("CHECKPOINT")
+    unborn.replace(path)
+
+
+def _check_file(path: Path) -> None:
+    """Raise unless a DuckDB file lies at `path`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MAGIC_AT + len(_MAGIC))
+    except FileNotFoundError as error:
+        if working_path(path).exists():
+            message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"
+            raise StoreError(message) from error
+        raise StoreError(f"{path} does not exist; `kvtrace record -o {path}` makes a store") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    if not head:
+        raise DamageError(f"{path} is empty; `kvtrace record` makes a store")
+    if head[_MAGIC_AT:] != _MAGIC:
+        raise StoreError(f"{path} is not a DuckDB file; name a store that `kvtrace record` made")
+
+
+def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
+    """Raise unless the open file is a store of ours, of the schema that this kvtrace reads."""
+    with opened_plainly(path):
+        columns = connection.execute(
+            "SELECT count(*) FROM duckdb_columns() WHERE table_name = 'run' AND column_name IN ('name', 'value')"
+        ).fetchall()
+        facts: dict[str, str] = {}
+        if columns[0][0] == 2:
+            facts = dict(connection.execute("SELECT name::VARCHAR, value::VARCHAR FROM run").fetchall())
+    if facts.get("format") != schema.FORMAT:
+        raise StoreError(f"{path} is a DuckDB file but no kvtrace store; name a store that `kvtrace record` made")
+    version, ours, writer = facts.get("schema_version", ""), schema.SCHEMA_VERSION, facts.get("kvtrace", "?")
+    found = int(version) if version.isdecimal() else 0
+    if found == ours:
+        return
+    step = f"record it again, or read it with kvtrace {writer}" if found < ours else "upgrade kvtrace to read it"
+    age = "older" if found < ours else "newer"
+    raise StoreError(f"{path} has the {age} schema {found} of kvtrace {writer}; this is schema {ours}: {step}")
