@@ -1,0 +1,106 @@
+"""Stored events become stored answers, and working out a part again changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kvtrace.analyze import analyze
+from kvtrace.model import Event
+from kvtrace.store import Store
+from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FACTS = {
+    ROUTER: {"kind": "router"},
+    P: {"kind": "core", "engine_id": "engine-p"},
+    D: {"kind": "core", "engine_id": "engine-d"},
+    P_API: {"kind": "api"},
+    D_API: {"kind": "api"},
+}
+_PARENTS = {P: P_API, D: D_API}
+
+
+def fill(store: Store, trace: Trace) -> None:
+    """Append a trace's events, and the processes of `tests.trace` if they are not there yet."""
+    if not store.rows("SELECT 1 FROM process"):
+        store.append(
+            "process", pa.Table.from_pylist([_process(p) for p in _FACTS], schema=store.arrow_schema("process"))
+        )
+    rows = [dict(zip(Event._fields, event, strict=True)) for event in trace.events]
+    store.append("event", pa.Table.from_pylist(rows))
+
+
+def _process(process: int) -> dict[str, Any]:
+    return {
+        "process": process, "series": f"s{process}", "host": "host-a", "domain": "boot-1", "pid": process,
+        "parent_pid": _PARENTS.get(process, 0), "offset_ns": 0, "lost_records": 0,
+        "facts": list(_FACTS[process].items()),
+    }  # fmt: skip
+
+
+def _answers(store: Store) -> list[dict[str, Any]]:
+    rows = store.rows(
+        "SELECT request.* EXCLUDE (request_key), list(segment ORDER BY position) AS segments FROM request "
+        "LEFT JOIN (SELECT request_key, position, cause, start_ns, end_ns FROM segment) AS segment USING (request_key) "
+        "GROUP BY ALL ORDER BY request_id"
+    )
+    return [{**row, "segments": [tuple(s.values())[1:] for s in row["segments"]]} for row in rows]
+
+
+def test_answers_reach_the_tables(tmp_path: Path) -> None:
+    """One push and one pull hand-off of 60 ms each: rows, shares and segments that add up."""
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, push(name="a"))
+        fill(store, pull("b").later(1_000))
+
+        assert analyze(store) == 2
+
+        rows = store.rows("SELECT * FROM request ORDER BY request_id")
+        assert [(row["request_id"], row["mode"], row["verdict"], row["ttft_ns"]) for row in rows] == [
+            ("a", "push", "complete", 60 * MS),
+            ("b", "pull", "complete", 60 * MS),
+        ]
+        assert all(
+            row["compute_ns"] + row["coordination_ns"] + row["transfer_ns"] + row["unattributed_ns"] == row["ttft_ns"]
+            for row in rows
+        )
+        summed = store.rows("SELECT request_key, sum(end_ns - start_ns)::BIGINT AS ns FROM segment GROUP BY ALL")
+        assert [row["ns"] for row in summed] == [60 * MS, 60 * MS]
+        engines = store.rows("SELECT DISTINCT prefill_engine, decode_engine FROM request")
+        assert engines == [{"prefill_engine": "engine-p", "decode_engine": "engine-d"}]
+
+
+def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path) -> None:
+    """Events that come in portions, each analysed as it comes, give what all of them give at once.
+
+    The three hand-offs take the same time on the wire: how fast a pair can be is learnt from what has been seen by then.
+    """
+    whole = [*push(name="a").events, *push(name="b").later(40).events, *push(name="c").later(90, 300).events]
+    whole.sort()
+    with (
+        Store.open(tmp_path / "parts.duckdb", "write") as parts,
+        Store.open(tmp_path / "whole.duckdb", "write") as once,
+    ):
+        for first in range(0, len(whole), 17):
+            portion = Trace()
+            portion.events = whole[first : first + 17]
+            fill(parts, portion)
+            analyze(parts, portion.events[0].t_ns)
+        everything = Trace()
+        everything.events = whole
+        fill(once, everything)
+        analyze(once)
+
+        assert _answers(parts) == _answers(once)
+
+
+def test_an_empty_store_has_no_answers(tmp_path: Path) -> None:
+    """Nothing recorded, nothing said."""
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        assert analyze(store) == 0
+        assert analyze(store, START_NS) == 0
+        assert store.rows("SELECT * FROM request") == []
