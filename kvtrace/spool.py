@@ -52,7 +52,44 @@ def empty_window() -> Window:
     return iter(()), _NOTHING, {"": 0}, Link(None)
 
 
+def write(window: Window, code: int, t_ns: int, numbers: tuple[int, ...], request: str, ref: str) -> bool:
+    """Write one record and the strings that it needs into a window; return whether there was room."""
+    slots, buffer, ids, _ = window
+    request_id = ids.get(request)
+    if request_id is None:
+        request_id = _intern(window, request)
+    ref_id = ids.get(ref)
+    if ref_id is None:
+        ref_id = _intern(window, ref)
+    if request_id is None or ref_id is None:
+        return False
+    for offset in slots:
+        _pack(buffer, offset, t_ns, *numbers, request_id, ref_id, code, offset)
+        return True
+    return False
+
+
+def _intern(window: Window, text: str) -> int | None:
+    """Write a string's chunks and return its id, or None if the window has no room for them all.
+
+    Two threads may write one string at the same time: it then has two ids, which is harmless.
+    """
+    slots, buffer, ids, _ = window
+    data = wire.encode_text(text)
+    identity = 0
+    for number, chunk in enumerate(wire.split_text(data)):
+        offset = next(slots, 0)
+        if not offset:
+            return None
+        identity = identity or offset // wire.RECORD_BYTES
+        _pack_chunk(buffer, offset, chunk, identity, number, len(data), wire.STRING, offset)
+    ids[text] = identity
+    return identity
+
+
 _NOTHING = mmap.mmap(-1, mmap.PAGESIZE)
+_pack = wire.RECORD.pack_into
+_pack_chunk = wire.CHUNK.pack_into
 
 
 def host_id(hostname: str) -> str:
@@ -152,26 +189,27 @@ class Spool:
         self._number = 0
         self._segment: Segment | None = None
         self._sizes: dict[Path, int] = {}
+        self._windows = 0
         self._grown_ns = 0
         self._window_bytes = FIRST_BYTES
 
     def grow(self, *, anew: bool = False) -> Window:
-        """Return the window to use after the newest, in a new file if `anew` or due; raise OSError if there is no room."""
+        """Return the window that follows the newest, in a new file if `anew` or due; raise OSError without room."""
         now_ns = time.monotonic_ns()
-        pressed = now_ns - self._grown_ns < PRESSED_NS and self._number > 0
+        pressed = now_ns - self._grown_ns < PRESSED_NS
         size = self._next_bytes(pressed=pressed)
         fault_bytes = 0 if pressed else FAULT_BYTES_MAX
         segment = self._segment
-        if segment is None or anew or segment.end + size > SEGMENT_BYTES_MAX:
-            window = self._create(size, fault_bytes)
-        elif segment.end >= ROTATE_BYTES and not pressed:
+        is_full = segment is not None and segment.end + size > (SEGMENT_BYTES_MAX if pressed else ROTATE_BYTES)
+        if segment is None or is_full or anew:
             window = self._create(size, fault_bytes)
         else:
             start = segment.end
             segment.reserve(size)
             self._sizes[segment.path] = segment.end
             window = segment.window(start, fault_bytes)
-        self._grown_ns = now_ns
+        self._grown_ns = now_ns if self._windows else 0  # the reserve is made right after the first: no sign of haste
+        self._windows += 1
         self._window_bytes = size
         return window
 
@@ -213,7 +251,8 @@ class Spool:
             series=self.series, number=self._number, capacity=SEGMENT_BYTES_MAX // wire.RECORD_BYTES,
             pid=pid, parent_pid=os.getppid(), pid_namespace=int(namespace or 0),
             start_ticks=clock.process_start_ticks(pid), started_ns=clock.process_start_wall_ns(pid),
-            anchor_monotonic_ns=anchor.monotonic_ns, anchor_wall_ns=anchor.wall_ns, anchor_uncertainty_ns=anchor.uncertainty_ns,
+            anchor_monotonic_ns=anchor.monotonic_ns, anchor_wall_ns=anchor.wall_ns,
+            anchor_uncertainty_ns=anchor.uncertainty_ns,
             host_id=host, hostname=hostname, boot_id=boot, domain=domain, vocabulary=vocabulary,
         )  # fmt: skip
         segment = Segment(self.folder, header, size)

@@ -2,7 +2,7 @@
 
 Event   t_ns a b c d (i8 each) | request ref (u4: string ids, 0 = none) | code (u2) | 6 zero bytes | commit (u8)
 Fact    an event with code FACT: request is the name's string id, ref the value's
-String  40 bytes of UTF-8 | string id (u4) | chunk (u2) | bytes of the whole string (u2) | code STRING | 6 zero bytes | commit
+String  40 bytes of UTF-8 | string id (u4) | chunk (u2) | bytes of the whole (u2) | code STRING | 6 zero bytes | commit
 
 A record's commit word is its own offset in the file and is stored last; so a slot whose commit word is right is whole,
 for a reader that reads the commit word *before* the rest. A string's id is the slot number (offset / 64) of its first
@@ -65,7 +65,6 @@ class SegmentHeader:
     boot_id: str
     domain: str
     vocabulary: str
-    format: int = FORMAT
 
 
 def vocabulary_print() -> str:
@@ -77,7 +76,7 @@ def vocabulary_print() -> str:
 def pack_header(header: SegmentHeader) -> bytes:
     """Return the header's 4096 bytes; texts that do not fit are cut."""
     fixed = _FIXED.pack(
-        MAGIC, header.format, HEADER_BYTES, RECORD_BYTES, _ENDIAN_MARK, header.number, 0,
+        MAGIC, FORMAT, HEADER_BYTES, RECORD_BYTES, _ENDIAN_MARK, header.number, 0,
         header.capacity, header.pid, header.parent_pid, header.pid_namespace, header.start_ticks, header.started_ns, 0,
         header.anchor_monotonic_ns, header.anchor_wall_ns, header.anchor_uncertainty_ns,
         *(text.encode("utf-8", "replace") for text in (
@@ -106,14 +105,14 @@ def unpack_header(data: bytes, name: str) -> SegmentHeader:
         raise SpoolError(f"{name}: its header is damaged; skipped")
     capacity, pid, parent_pid, pid_namespace, start_ticks, started_ns, _spare = fields[7:14]
     texts = [field.rstrip(b"\0").decode("utf-8", "replace") for field in fields[17:23]]
+    anchor = fields[14:17]
     return SegmentHeader(
-        texts[0], number, capacity, pid, parent_pid, pid_namespace, start_ticks, started_ns,
-        *fields[14:17], *texts[1:], format=version,
-    )  # fmt: skip
+        texts[0], number, capacity, pid, parent_pid, pid_namespace, start_ticks, started_ns, *anchor, *texts[1:]
+    )
 
 
 def encode_text(text: str) -> bytes:
-    r"""Return a string's UTF-8 bytes, at most TEXT_BYTES_MAX; lone surrogates become \udcxx so that any store takes it."""
+    r"""Return at most TEXT_BYTES_MAX bytes of UTF-8; a lone surrogate is spelt out as \udcxx, so any store takes it."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= TEXT_BYTES_MAX:
         return data
