@@ -28,7 +28,7 @@ __all__ = [
 SCHEMA_VERSION = 1
 """Raised whenever a table or a view changes its columns or their meaning.
 
-1  run, process, event, spool_file, recorder, request, segment, hidden; the views that people and panels read.
+1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
 """
 
 FORMAT = "kvtrace"

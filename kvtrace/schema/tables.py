@@ -61,6 +61,16 @@ EVENT = Table(
     ),
 )
 
+LOSS = Table(
+    "loss",
+    "Records that a process could not keep, by stage: dropped since it began, or slots that it never completed.",
+    columns(
+        ("process", "INTEGER", "Process that lost them."),
+        ("stage", "VARCHAR", "Stage of what was dropped; '' for slots never completed, whose stage nobody knows."),
+        ("lost_records", "BIGINT", "How many."),
+    ),
+)
+
 SPOOL_FILE = Table(
     "spool_file",
     "How far each spool file has been read; committed together with its events, so that none comes twice.",
@@ -71,6 +81,7 @@ SPOOL_FILE = Table(
         ("path", "VARCHAR", "Where it was read."),
         ("consumed", "BIGINT", "Records passed so far."),
         ("holes", "BIGINT[]", "Records passed over because they were not complete yet."),
+        ("unfilled", "BIGINT", "Slots in it that were taken and never completed."),
         ("finished", "BOOLEAN", "Nothing more will come from it."),
     ),
 )
@@ -113,7 +124,7 @@ REQUEST = Table(
         ("transfer_low_ns", "BIGINT", "The least that transfer can have been."),
         ("transfer_high_ns", "BIGINT", "The most that transfer can have been."),
         ("unattributed_ns", "BIGINT", "Share: time that no event explains."),
-        ("registration_late_ns", "BIGINT", "How late D's registration came on the path; 0 in time, NULL if none."),
+        ("registration_late_ns", "BIGINT", "How long after P had computed D's registration came; negative: before."),
         ("moved_bytes", "BIGINT", "Bytes moved by its transfers."),
         ("descriptors", "BIGINT", "Descriptors of its transfers."),
         ("transfers", "INTEGER", "Transfers it took."),
@@ -152,5 +163,5 @@ HIDDEN = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (RUN, PROCESS, EVENT, SPOOL_FILE, RECORDER, REQUEST, SEGMENT, HIDDEN)
+TABLES: tuple[Table, ...] = (RUN, PROCESS, EVENT, LOSS, SPOOL_FILE, RECORDER, REQUEST, SEGMENT, HIDDEN)
 TABLE_BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}

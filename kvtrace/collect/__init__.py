@@ -1,0 +1,7 @@
+"""From spool files to the store: follow, convert, commit, analyse, publish."""
+
+from __future__ import annotations
+
+from kvtrace.collect.recorder import Recorder, Stats
+
+__all__ = ["Recorder", "Stats"]

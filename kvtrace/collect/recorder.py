@@ -1,0 +1,324 @@
+"""The recorder: the only writer of a store. It follows spool folders and publishes whole snapshots.
+
+What makes it safe to kill: events and the positions they were read from are committed together, spool files are
+deleted only once a *published* snapshot holds what they held, and publication is one rename. So a restart goes on
+from the working file, and if even that is torn, from the last snapshot and the files that are still there.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kvtrace import analyze
+from kvtrace.collect.follow import RECORDS_PER_CHUNK, Chunk, Folders
+from kvtrace.collect.ledger import FileKey, Ledger, Position
+from kvtrace.errors import DamageError, KvtraceError, StoreError
+from kvtrace.store import Store, discard, working_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Analysis = Callable[[Store, int | None], int]
+
+POLL_INTERVAL_S = 0.25
+PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
+DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
+WHOLE_ANALYSIS_EVENTS = 200_000  # up to this size the last analysis looks at everything once more
+_FACTS_OF_PROCESSES = ("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname")
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed."""
+
+    events: int = 0
+    requests: int = 0
+    lost: int = 0
+    processes: int = 0
+    skipped: list[str] = field(default_factory=list)
+    lag_s: float = 0.0
+    published: int = 0
+    publish_s: float = 0.0
+    analyze_s: float = 0.0
+    removed_files: int = 0
+
+
+class Recorder:
+    """Records spool folders into `output`. Use as a context manager; `start` and `stop`, or `run_once`."""
+
+    def __init__(
+        self,
+        output: Path,
+        spools: Iterable[Path],
+        facts: Mapping[str, str],
+        publish_interval_s: float = 2.0,
+        delete_consumed: bool = True,
+        *,
+        force: bool = False,
+        analysis: Analysis | None = analyze.analyze,
+    ) -> None:
+        self.output = Path(output)
+        self.spools = [Path(spool) for spool in spools]
+        self.facts = dict(facts)
+        self.stats = Stats()
+        self.resumed = False
+        self.failure: KvtraceError | None = None
+        self._publish_interval_s = publish_interval_s
+        self._delete_consumed = delete_consumed
+        self._force = force
+        self._analysis = analysis
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._said: set[tuple[str, str]] = set()
+        self._unwritten_notices: list[dict[str, str | int]] = []
+        self._since_ns: int | None = None
+        self._next_publication_s = 0.0
+        self._store: Store | None = None
+
+    def __enter__(self) -> Recorder:
+        self._open()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Follow, commit, analyse and publish on a thread of its own until `stop`."""
+        self._open()
+        self._thread = threading.Thread(target=self._follow, name="kvtrace-recorder", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take in what has been emitted by now, publish it as the finished store, and end. May be called twice."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._end()
+
+    def run_once(self) -> Stats:
+        """Take in what is there, publish it as the finished store, end, and return what was done."""
+        self._open()
+        self._end()
+        return self.stats
+
+    # Opening ------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._store is not None:
+            return
+        if not self.output.parent.is_dir():
+            raise StoreError(f"{self.output.parent} is not a folder; make it, or name another output")
+        if self._force:
+            discard(self.output)
+        working = working_path(self.output)
+        if not working.exists() and self.output.exists():
+            raise StoreError(f"{self.output} exists and is not overwritten; use --force or name another output")
+        self.resumed = working.exists()
+        self._store = self._open_working(working)
+        self._ledger = Ledger.load(self._store)
+        self._load_run(self._store)
+        self._folders = Folders(self.spools, self._ledger, self._notice)
+        if not self.resumed:
+            self._publish(self._store)
+
+    def _open_working(self, working: Path) -> Store:
+        try:
+            return Store.open(working, "write")
+        except DamageError as error:
+            broken = working.with_name(working.name + ".broken")
+            working.replace(broken)
+            working.with_name(working.name + ".wal").unlink(missing_ok=True)
+            if self.output.exists():
+                shutil.copyfile(self.output, working)
+            self._notice(str(broken), f"{error}; rebuilt from the last snapshot and the spool, which lack nothing")
+            return Store.open(working, "write")
+
+    def _load_run(self, store: Store) -> None:
+        """Note the run's facts; when resuming, go on with the folders that the interrupted recording followed."""
+        known = {row["name"]: row["value"] for row in store.rows("SELECT name, value FROM run")}
+        if self.resumed:
+            earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
+            self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
+            self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
+            self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
+        self.spools = [spool.absolute() for spool in self.spools]
+        created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
+        store.remember({**created, "python": platform.python_version(), **self.facts, **self._own_facts("recording")})
+
+    # Following ----------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            events = self._guarded(self._pass)
+            if time.monotonic() >= self._next_publication_s:
+                self._guarded(self._analyze_and_publish)
+            if not events:
+                self._stopping.wait(POLL_INTERVAL_S)
+
+    def _guarded(self, part: Callable[[Store], int]) -> int:
+        """Run one part of the work; a failure is noted and tried again later, since the spool keeps the events."""
+        assert self._store is not None  # noqa: S101 -- opened before the thread starts
+        try:
+            done = part(self._store)
+        except (KvtraceError, OSError) as error:
+            self.failure = error if isinstance(error, KvtraceError) else StoreError(str(error))
+            self._notice(str(self.output), str(error))
+            return 0
+        self.failure = None
+        return done
+
+    def _end(self) -> None:
+        store, self._store = self._store, None
+        if store is None:
+            return
+        try:
+            for _ in range(DRAIN_PASSES_MAX):
+                if not self._pass(store):
+                    break
+            whole = self.stats.events <= WHOLE_ANALYSIS_EVENTS
+            self._analyze(store, None if whole else self._since_ns)
+            self._write_own(store, "complete")
+            store.finish(self.output)
+            self.stats.published += 1
+            self._remove_finished()
+        finally:
+            self._folders.close()
+            store.close()
+
+    def _pass(self, store: Store) -> int:
+        """Commit what all files have to give now; return how many events that was."""
+        self._folders.scan()
+        try:
+            return self._commit_all(store)
+        except BaseException:
+            self._folders.forget_uncommitted()
+            raise
+
+    def _commit_all(self, store: Store) -> int:
+        total, held, rows = 0, [], 0
+        for chunk in self._folders.chunks():
+            held.append(chunk)
+            rows += chunk.events.num_rows if chunk.events is not None else 0
+            # A file's batch counts as a whole: a commit never falls between two of its chunks.
+            if rows >= RECORDS_PER_CHUNK and chunk.position is not None:
+                total += self._commit(store, held)
+                held, rows = [], 0
+        if held:
+            total += self._commit(store, held)
+        return total
+
+    def _commit(self, store: Store, chunks: list[Chunk]) -> int:
+        positions: dict[FileKey, Position] = {c.key: c.position for c in chunks if c.position is not None}
+        tables = [chunk.events for chunk in chunks if chunk.events is not None]
+        with store.transaction():
+            for table in _grouped(tables):
+                store.append("event", table)
+            self._ledger.write(store, positions)
+            self._write_notices(store)
+        self._unwritten_notices.clear()
+        self._ledger.committed(positions)
+        count: int = sum(table.num_rows for table in tables)
+        if count:
+            newest_ns = max(chunk.newest_ns for chunk in chunks)
+            oldest_ns = min(chunk.oldest_ns for chunk in chunks if chunk.events is not None)
+            self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
+            self.stats.lag_s = max(0.0, (time.time_ns() - newest_ns) / 1e9)
+        self.stats.events += count
+        self.stats.lost = self._ledger.lost_records()
+        self.stats.processes = len(self._ledger.processes)
+        return count
+
+    # Publishing ---------------------------------------------------------------------------------------
+
+    def _analyze_and_publish(self, store: Store) -> int:
+        is_news = self._since_ns is not None or bool(self._unwritten_notices)
+        if not is_news:
+            return 0
+        self._analyze(store, self._since_ns)
+        self._write_own(store, "recording")
+        self._publish(store)
+        self._remove_finished()
+        return 0
+
+    def _analyze(self, store: Store, since_ns: int | None) -> None:
+        """Bring the answers up to date. A failure is noted: events without answers are better than neither."""
+        if self._analysis is None:
+            return
+        begin_s = time.monotonic()
+        try:
+            with store.transaction():
+                self._analysis(store, since_ns)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
+            self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
+        else:
+            self._since_ns = None
+        self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
+        self.stats.analyze_s = time.monotonic() - begin_s
+
+    def _publish(self, store: Store) -> None:
+        begin_s = time.monotonic()
+        store.publish(self.output)
+        end_s = time.monotonic()
+        self.stats.publish_s = end_s - begin_s
+        self.stats.published += 1
+        pause_s = max(self._publish_interval_s, self.stats.publish_s * (1 / PUBLISH_SHARE - 1), self.stats.analyze_s)
+        self._next_publication_s = end_s + pause_s
+
+    def _remove_finished(self) -> None:
+        if self._delete_consumed:
+            self.stats.removed_files += self._folders.remove_finished()
+
+    def _write_own(self, store: Store, state: str) -> None:
+        with store.transaction():
+            self._write_notices(store)
+            store.remember({**self.facts, **self._facts_of_processes(), **self._own_facts(state)})
+        self._unwritten_notices.clear()
+
+    def _own_facts(self, state: str) -> dict[str, str]:
+        return {
+            "recorder.state": state,
+            "recorder.spool": "\n".join(str(spool) for spool in self.spools),
+            "recorder.events": str(self.stats.events),
+            "recorder.lost_records": str(self.stats.lost),
+            "recorder.skipped_files": str(len(self.stats.skipped)),
+            "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
+            "recorder.published_ns": str(time.time_ns()),
+        }
+
+    def _facts_of_processes(self) -> dict[str, str]:
+        found = {name: self._ledger.values_of(name) for name in _FACTS_OF_PROCESSES}
+        return {name: value for name, value in found.items() if value and name not in self.facts}
+
+    def _notice(self, subject: str, message: str) -> None:
+        if (subject, message) in self._said:
+            return
+        self._said.add((subject, message))
+        self.stats.skipped.append(message if subject in message else f"{subject}: {message}")
+        self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})
+
+    def _write_notices(self, store: Store) -> None:
+        if self._unwritten_notices:
+            store.append("recorder", pa.Table.from_pylist(self._unwritten_notices))
+
+
+def _grouped(tables: list[pa.Table]) -> Iterable[pa.Table]:
+    """Yield the tables joined into full row groups: many small inserts cost more than few large ones."""
+    group: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        group.append(table)
+        rows += table.num_rows
+        if rows >= RECORDS_PER_CHUNK:
+            yield pa.concat_tables(group)
+            group, rows = [], 0
+    if group:
+        yield pa.concat_tables(group)

@@ -1,0 +1,23 @@
+-- How the engines' steps went, and what the connector took of them on the forward thread.
+--
+-- engine            VARCHAR  Engine id.
+-- steps             BIGINT   Steps made up.
+-- tokens_per_step   DOUBLE   Mean number of tokens.
+-- requests_per_step DOUBLE   Mean number of requests.
+-- step_p50_ms       DOUBLE   Median time from made up to taken in, ms.
+-- step_p99_ms       DOUBLE   99th percentile of that, ms.
+-- forward_p50_ms    DOUBLE   Median time from begun to the end of the forward, ms.
+-- connector_p50_us  DOUBLE   Median time the connector took on the forward thread, us.
+-- connector_p99_us  DOUBLE   99th percentile of that, us.
+-- connector_share   DOUBLE   Part of all step time that the connector took, 0 to 1.
+SELECT
+  engine, count(*) AS steps, avg(tokens) AS tokens_per_step, avg(requests) AS requests_per_step,
+  quantile_cont(ended_ns - scheduled_ns, 0.5) / 1e6 AS step_p50_ms,
+  quantile_cont(ended_ns - scheduled_ns, 0.99) / 1e6 AS step_p99_ms,
+  quantile_cont(forwarded_ns - started_ns, 0.5) / 1e6 AS forward_p50_ms,
+  quantile_cont(connector_ns, 0.5) / 1e3 AS connector_p50_us,
+  quantile_cont(connector_ns, 0.99) / 1e3 AS connector_p99_us,
+  sum(connector_ns)::DOUBLE / nullif(sum(ended_ns - scheduled_ns), 0)::DOUBLE AS connector_share
+FROM step
+GROUP BY engine
+ORDER BY engine
