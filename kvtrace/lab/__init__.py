@@ -1,0 +1,1 @@
+"""The lab: real vLLM engines, a router and load on this machine, for demonstrations, tests and benchmarks."""
