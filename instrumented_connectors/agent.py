@@ -1,0 +1,245 @@
+"""The points that the NIXL agent sees: descriptors, posts, polls, notifications, on whichever thread."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from instrumented_connectors.descriptors import Lengths
+from instrumented_connectors.registrations import read_registration
+from instrumented_connectors.watch import Bounded, Forwarder, Tracer, now_ns, watch
+from kvtrace import stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from instrumented_connectors.holdings import Holdings
+    from instrumented_connectors.probe import Probe
+
+_PREPARED = stages.PREPARED.code
+_POST_STARTED = stages.POST_STARTED.code
+_POST_ENDED = stages.POST_ENDED.code
+_DONE = stages.TRANSFER_DONE.code
+_FAILED = stages.TRANSFER_FAILED.code
+_REGISTRATION_SENT = stages.REGISTRATION_SENT.code
+_REGISTRATION_RECEIVED = stages.REGISTRATION_RECEIVED.code
+
+_REGISTRATION = b"PUSH_REG:"
+_HEARTBEAT = b"HB:"
+
+_numbers = itertools.count(1)
+
+
+class Transfer:
+    """One transfer between the making of its descriptors and the release of its handle."""
+
+    __slots__ = ("descriptors", "indices", "last_pending_ns", "lengths", "number", "over", "polls", "request", "writes")
+
+    def __init__(self, request: str, lengths: Lengths | None, indices: Any, *, writes: bool) -> None:
+        self.number = next(_numbers)
+        self.request = request
+        self.lengths = lengths
+        self.indices = indices
+        self.descriptors = len(indices)
+        self.writes = writes
+        self.last_pending_ns = 0
+        self.polls = 0
+        self.over = False
+
+    def moved_bytes(self) -> int:
+        """Return the bytes that the transfer moves, 0 where its descriptors were not seen."""
+        lengths, indices, self.lengths, self.indices = self.lengths, self.indices, None, None
+        return 0 if lengths is None else lengths.total(indices)
+
+
+class AgentSide:
+    """Watches a NIXL agent and emits what it sees."""
+
+    def __init__(self, tracer: Tracer, holdings: Holdings, rank: int, probe: Probe | None) -> None:
+        self._tracer = tracer
+        self._holdings = holdings
+        self._rank = rank
+        self._probe = probe
+        self._transfers: dict[int, Transfer] = {}
+        self._lengths: dict[int, Lengths] = {}
+        self._made: tuple[int, Lengths] | None = None
+        self._current = ("", "")
+        self._sent: tuple[str, int] = ("", 0)
+        self.worked: Callable[[], None] = lambda: None
+
+    def attach(self, agent: Any) -> Any:
+        """Return a stand-in for the agent whose calls are watched."""
+        proxy = Forwarder(agent)
+        tracer = self._tracer
+        if self._probe is not None:
+            self._probe.guard(proxy)
+        watch(proxy, "get_xfer_descs", tracer, after=self._descriptors_made)
+        watch(proxy, "prep_xfer_dlist", tracer, after=self._list_prepared)
+        watch(proxy, "release_dlist_handle", tracer, before=self._list_released)
+        watch(proxy, "make_prepped_xfer", tracer, after=self._prepared, failed=self._not_prepared)
+        watch(proxy, "transfer", tracer, before=self._posting, after=self._posted, failed=self._not_posted)
+        watch(proxy, "check_xfer_state", tracer, before=self._polling, after=self._polled, failed=self._not_polled)
+        watch(proxy, "release_xfer_handle", tracer, before=self._released)
+        watch(proxy, "send_notif", tracer, before=self._sending, after=self._notification_sent)
+        watch(proxy, "get_new_notifs", tracer, after=self._notifications)
+        return proxy
+
+    def enter(self, request: str, remote_request: str) -> None:
+        """Say for which request the transfers that come next on this thread are."""
+        self._current = (request, remote_request)
+
+    # Descriptors ---------------------------------------------------------------------------------
+
+    def _descriptors_made(self, _token: None, result: Any, descs: Any, *_args: Any, **_kwargs: Any) -> None:
+        lengths = Lengths.of(descs)
+        self._made = None if lengths is None else (id(result), lengths)
+
+    def _list_prepared(
+        self, _token: None, handle: Any, agent_name: str, xfer_list: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
+        if agent_name not in ("NIXL_INIT_AGENT", ""):
+            return  # the local side's lengths say what a transfer moves
+        made, self._made = self._made, None
+        lengths = made[1] if made is not None and made[0] == id(xfer_list) else Lengths.of(xfer_list)
+        if lengths is not None:
+            self._lengths[_key(handle)] = lengths
+
+    def _list_released(self, handle: Any) -> None:
+        self._lengths.pop(_key(handle), None)
+
+    # Transfers -----------------------------------------------------------------------------------
+
+    def _prepared(
+        self,
+        _token: None,
+        handle: Any,
+        operation: str,
+        local_xfer_side: Any,
+        local_indices: Any,
+        *_args: Any,
+        notif_msg: bytes = b"",
+        **_kwargs: Any,
+    ) -> None:
+        request, remote = self._current
+        if notif_msg:
+            remote = _request_of(notif_msg)[0]
+        lengths = self._lengths.get(_key(local_xfer_side))
+        transfer = Transfer(request, lengths, local_indices, writes=operation == "WRITE")
+        if len(self._transfers) >= Bounded.LIMIT:
+            self._transfers.clear()
+        self._transfers[_key(handle)] = transfer
+        self._tracer.emit(_PREPARED, request, transfer.number, transfer.descriptors, self._rank, 0, remote)
+        self.worked()
+
+    def _not_prepared(self, _token: None, error: BaseException, *_args: Any, **_kwargs: Any) -> None:
+        self._tracer.emit(_FAILED, self._current[0], next(_numbers), 0, 0, 0, _reason(error))
+
+    def _posting(self, handle: Any, *_args: Any, **_kwargs: Any) -> Transfer | None:
+        transfer = self._transfers.get(_key(handle))
+        if transfer is not None:
+            self._tracer.emit(_POST_STARTED, transfer.request, transfer.number)
+        return transfer
+
+    def _posted(self, transfer: Transfer | None, status: str, handle: Any, *_args: Any, **_kwargs: Any) -> None:
+        now = now_ns()
+        if transfer is None:
+            return
+        done = int(status == "DONE")
+        moved_bytes = transfer.moved_bytes()
+        self._tracer.emit(
+            _POST_ENDED, transfer.request, transfer.number, moved_bytes, transfer.descriptors, done, "", now
+        )
+        if status == "ERR":
+            self._fail(transfer, status)
+        elif self._probe is not None and not done:
+            self._probe.follow(handle, transfer)
+
+    def _not_posted(self, transfer: Transfer | None, error: BaseException, *_args: Any, **_kwargs: Any) -> None:
+        self._fail(transfer, _reason(error))
+
+    def _polling(self, _handle: Any) -> int:
+        return now_ns()
+
+    def _polled(self, began_ns: int, status: str, handle: Any) -> None:
+        transfer = self._transfers.get(_key(handle))
+        if transfer is None or transfer.over:
+            return
+        transfer.polls += 1
+        if status == "PROC":
+            transfer.last_pending_ns = began_ns
+        elif status == "DONE":
+            now = now_ns()
+            transfer.over = True
+            self._tracer.emit(
+                _DONE, transfer.request, transfer.number, transfer.last_pending_ns, transfer.polls, 0, "", now
+            )
+            if transfer.writes:
+                self._holdings.written(transfer.request)
+        else:
+            self._fail(transfer, status)
+
+    def _not_polled(self, _token: int, error: BaseException, handle: Any) -> None:
+        self._fail(self._transfers.get(_key(handle)), _reason(error))
+
+    def _fail(self, transfer: Transfer | None, reason: str) -> None:
+        if transfer is not None and not transfer.over:
+            transfer.over = True
+            self._tracer.emit(_FAILED, transfer.request, transfer.number, 0, 0, 0, reason)
+
+    def _released(self, handle: Any) -> None:
+        self._transfers.pop(_key(handle), None)
+
+    # Notifications -------------------------------------------------------------------------------
+
+    def _sending(self, *_args: Any, **_kwargs: Any) -> int:
+        return now_ns()
+
+    def _notification_sent(
+        self, began_ns: int, _result: Any, remote_agent_name: str, notif_msg: bytes, *_args: Any, **_kwargs: Any
+    ) -> None:
+        del remote_agent_name  # named as NIXL names it, so that keywords find their place
+        if not notif_msg.startswith(_REGISTRATION):
+            return
+        registration = read_registration(notif_msg[len(_REGISTRATION) :])
+        if registration is None:
+            return
+        request = registration[0]
+        order = self._sent[1] + 1 if self._sent[0] == request else 0
+        self._sent = (request, order)
+        self._tracer.emit(_REGISTRATION_SENT, request, self._rank, len(notif_msg), order, 0, "", began_ns)
+        self.worked()
+
+    def _notifications(self, _token: None, result: dict[str, list[bytes]], *_args: Any, **_kwargs: Any) -> None:
+        if not result:
+            return
+        for messages in result.values():
+            for message in messages:
+                self._notification(message)
+        self.worked()
+
+    def _notification(self, message: bytes) -> None:
+        if message.startswith(_REGISTRATION):
+            registration = read_registration(message[len(_REGISTRATION) :])
+            if registration is not None:
+                request, engine = registration
+                self._tracer.emit(_REGISTRATION_RECEIVED, request, self._rank, 0, 0, 0, engine)
+        elif message.startswith(_HEARTBEAT):
+            self._holdings.extend(message[len(_HEARTBEAT) :].decode("utf-8", "replace"))
+        else:
+            self._holdings.notified(*_request_of(message))
+
+
+def _key(handle: Any) -> int:
+    """Return what tells a live handle from others, without keeping it alive."""
+    return handle if isinstance(handle, int) else id(handle)
+
+
+def _request_of(message: bytes | str) -> tuple[str, str]:
+    """Return the request id and the count that a completion notification names."""
+    text = message if isinstance(message, str) else message.decode("utf-8", "replace")
+    request, _, count = text.rpartition(":")
+    return (request, count) if request else (count, "")
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

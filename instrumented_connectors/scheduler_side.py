@@ -1,0 +1,219 @@
+"""The points that the scheduler's connector sees: requests and steps as the engine core knows them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
+from kvtrace import stages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STEP_ATTRIBUTE = "kvtrace_step"
+"""Name of the attribute of the connector's metadata that carries (step, tokens, loads come late) to the workers."""
+
+_PREFILL, _DECODE = 0, 1
+_ENQUEUED = (stages.PREFILL_ENQUEUED.code, stages.DECODE_ENQUEUED.code)
+_CONSIDERED = (stages.PREFILL_CONSIDERED.code, stages.DECODE_CONSIDERED.code)
+_ALLOCATED = (stages.PREFILL_ALLOCATED.code, stages.DECODE_ALLOCATED.code)
+_SCHEDULED = (stages.PREFILL_SCHEDULED.code, stages.DECODE_SCHEDULED.code)
+_PREEMPTED = (stages.PREFILL_PREEMPTED.code, stages.DECODE_PREEMPTED.code)
+_FINISHED = (stages.PREFILL_FINISHED.code, stages.DECODE_FINISHED.code)
+_ABORTED = (stages.PREFILL_ABORTED.code, stages.DECODE_ABORTED.code)
+_READY = stages.READY.code
+_RELEASED = stages.PREFILL_RELEASED.code
+_STEP_SCHEDULED = stages.STEP_SCHEDULED.code
+_STEP_ENDED = stages.STEP_ENDED.code
+
+_CONSIDERED_EVERY_NS = 10_000_000
+_STEPS_IN_FLIGHT = 256
+
+
+class _Live:
+    """One request between its arrival in the scheduler and its end."""
+
+    __slots__ = ("allocated", "considered_ns", "leg", "request")
+
+    def __init__(self, request: Any, leg: int) -> None:
+        self.request = request
+        self.leg = leg
+        self.allocated = False
+        self.considered_ns = 0
+
+
+class _Step:
+    """One step between its making and the taking in of its result."""
+
+    __slots__ = ("made_ns", "number", "requests", "shown", "tokens", "waiting")
+
+    def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int) -> None:
+        self.number = number
+        self.made_ns = made_ns
+        self.tokens = tokens
+        self.requests = requests
+        self.waiting = waiting
+        self.shown = False
+
+
+class SchedulerSide:
+    """Watches a scheduler's connector and emits what it sees.
+
+    Steps without tokens are shown only where something happens in them, since an engine that waits
+    for KV makes about one such step each millisecond.
+    """
+
+    def __init__(self, tracer: Tracer, *, producer: bool) -> None:
+        self._tracer = tracer
+        self._default_leg = _PREFILL if producer else _DECODE
+        self._live: Bounded = Bounded()
+        self._prompting: Bounded = Bounded()
+        self._awaiting: dict[str, None] = {}
+        self._steps: deque[_Step] = deque(maxlen=_STEPS_IN_FLIGHT)
+        self._number = 0
+        self._took_in = False
+
+    def attach(self, connector: Any) -> None:
+        """Watch the connector's scheduler hooks."""
+        tracer = self._tracer
+        watch(connector, "on_new_request", tracer, before=self._enqueued)
+        watch(connector, "get_num_new_matched_tokens", tracer, after=self._considered)
+        watch(connector, "update_state_after_alloc", tracer, after=self._allocated)
+        watch(connector, "build_connector_meta", tracer, after=self._scheduled)
+        watch(connector, "request_finished", tracer, after=self._finished)
+        watch(connector, "request_finished_all_groups", tracer, after=self._finished)
+        watch(connector, "update_connector_output", tracer, before=self._output)
+        # The scheduler asks for stats once for every step's result, as the last thing that it asks.
+        watch(connector, "get_kv_connector_stats", tracer, before=self._ended)
+
+    def _leg(self, params: dict[str, Any] | None) -> int:
+        if params and params.get("do_remote_decode"):
+            return _PREFILL
+        if params and params.get("do_remote_prefill"):
+            return _DECODE
+        return self._default_leg
+
+    def _enqueued(self, request: Any) -> None:
+        params = request.kv_transfer_params
+        leg = self._leg(params)
+        remote = 1 if params and params.get("do_remote_prefill") else 0
+        ref = str(params.get("remote_request_id") or "") if params and leg == _DECODE else ""
+        request_id = request.request_id
+        self._live[request_id] = self._prompting[request_id] = _Live(request, leg)
+        arrival_ns = int(request.arrival_time * 1e9)
+        self._tracer.emit(_ENQUEUED[leg], request_id, request.num_prompt_tokens, arrival_ns, remote, 0, ref)
+
+    def _considered(
+        self, _token: None, result: tuple[int | None, bool], request: Any, num_computed_tokens: int, *_: Any
+    ) -> None:
+        live = self._live.get(request.request_id)
+        if live is None:
+            return
+        now = now_ns()
+        if now - live.considered_ns < _CONSIDERED_EVERY_NS:
+            return
+        live.considered_ns = now
+        self._tracer.emit(_CONSIDERED[live.leg], request.request_id, num_computed_tokens, result[0] or 0, 0, 0, "", now)
+
+    def _allocated(self, _token: None, _result: None, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        live = self._live.get(request.request_id)
+        # The scheduler allocates again when a request resumes after its load: the blocks are the same ones.
+        if live is None or (live.allocated and num_external_tokens <= 0):
+            return
+        live.allocated = True
+        if num_external_tokens > 0:
+            self._awaiting[request.request_id] = None
+        count = sum(len(group) for group in blocks.blocks)
+        self._tracer.emit(_ALLOCATED[live.leg], request.request_id, count, num_external_tokens)
+
+    def _scheduled(self, _token: None, metadata: Any, scheduler_output: Any) -> None:
+        now = now_ns()
+        self._number += 1
+        tokens = scheduler_output.total_num_scheduled_tokens
+        late = not getattr(scheduler_output, "has_sync_kv_loads", True)
+        setattr(metadata, STEP_ATTRIBUTE, (self._number, tokens, late))
+        scheduled = scheduler_output.num_scheduled_tokens
+        step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting))
+        if len(self._steps) == _STEPS_IN_FLIGHT:
+            self._steps.clear()
+        self._steps.append(step)
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._preempted(request_id, now)
+        if scheduled:
+            self._tracer_scheduled(step.number, scheduled, now)
+        if tokens or _carries_work(metadata):
+            self._show(step)
+
+    def _tracer_scheduled(self, number: int, scheduled: dict[str, int], now: int) -> None:
+        """Emit the requests of a step that still work on their prompt; the first output token comes with its last."""
+        emit = self._tracer.emit
+        for request_id in self._prompting.keys() & scheduled.keys():
+            live = self._prompting[request_id]
+            request = live.request
+            tokens, computed, prompt = scheduled[request_id], request.num_computed_tokens, request.num_prompt_tokens
+            emit(_SCHEDULED[live.leg], request_id, number, tokens, computed, prompt, "", now)
+            if computed + tokens >= prompt:
+                del self._prompting[request_id]
+
+    def _preempted(self, request_id: str, now: int) -> None:
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        live.allocated = False
+        live.considered_ns = 0
+        self._prompting[request_id] = live
+        self._tracer.emit(_PREEMPTED[live.leg], request_id, 0, 0, 0, 0, "", now)
+
+    def _finished(
+        self, _token: None, result: tuple[bool, Any], request: Any, block_ids: Iterable[Any], *_: Any
+    ) -> None:
+        request_id = request.request_id
+        live = self._live.pop(request_id, None)
+        self._prompting.pop(request_id, None)
+        self._awaiting.pop(request_id, None)
+        leg = self._leg(request.kv_transfer_params) if live is None else live.leg
+        status = request.status.name
+        if status == "FINISHED_ABORTED":
+            self._tracer.emit(_ABORTED[leg], request_id, 0, 0, 0, 0, status)
+        elif leg == _PREFILL:
+            self._tracer.emit(_FINISHED[leg], request_id, _count(block_ids), int(result[0]), 0, 0, status)
+        else:
+            self._tracer.emit(_FINISHED[leg], request_id, request.num_output_tokens, 0, 0, 0, status)
+
+    def _output(self, connector_output: Any) -> None:
+        failed = getattr(connector_output, "failed_recving", None) or ()
+        for request_id in connector_output.finished_recving or ():
+            self._took_in = True
+            self._awaiting.pop(request_id, None)
+            if request_id not in failed:
+                self._tracer.emit(_READY, request_id)
+        for request_id in connector_output.finished_sending or ():
+            self._took_in = True
+            self._tracer.emit(_RELEASED, request_id)
+
+    def _ended(self) -> None:
+        took_in, self._took_in = self._took_in, False
+        if not self._steps:
+            return
+        step = self._steps.popleft()
+        if took_in and not step.shown:
+            self._show(step)
+        if step.shown:
+            self._tracer.emit(_STEP_ENDED, "", step.number)
+
+    def _show(self, step: _Step) -> None:
+        step.shown = True
+        self._tracer.emit(_STEP_SCHEDULED, "", step.number, step.tokens, step.requests, step.waiting, "", step.made_ns)
+
+
+def _carries_work(metadata: Any) -> bool:
+    """Return whether a step without tokens has something for the workers' connectors to do."""
+    return bool(
+        metadata.reqs_to_recv or metadata.reqs_to_send or metadata.push_registrations or metadata.push_finished_blocks
+    )
+
+
+def _count(block_ids: Iterable[Any]) -> int:
+    """Return the number of blocks in a list of blocks, or in a list of such lists."""
+    return sum(1 if isinstance(block, int) else len(block) for block in block_ids)

@@ -1,0 +1,120 @@
+"""Turns a vLLM NIXL connector into one that is watched, if tracing is on in this process."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import kvtrace
+from instrumented_connectors import privates, versions
+from instrumented_connectors.agent import AgentSide
+from instrumented_connectors.device_clock import device_clock
+from instrumented_connectors.holdings import Holdings
+from instrumented_connectors.peers import PeerSide
+from instrumented_connectors.probe import Probe
+from instrumented_connectors.scheduler_side import SchedulerSide
+from instrumented_connectors.sender import SenderSide
+from instrumented_connectors.watch import watch
+from instrumented_connectors.worker_side import WorkerSide
+from kvtrace import emit
+
+if TYPE_CHECKING:
+    from instrumented_connectors.watch import Tracer
+
+_kinds: set[str] = set()
+
+
+class Traced:
+    """Mixin before a vLLM NIXL connector: the connector as it is, and watched while tracing is on."""
+
+    kvtrace_mode: ClassVar[str]
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
+        tracer = emit.tracer()
+        if not tracer.enabled:
+            return
+        try:
+            attach(self, tracer, self.kvtrace_mode)
+        except Exception as error:  # noqa: BLE001 - serving comes first
+            tracer.disable("attach", error)
+
+
+def attach(connector: Any, tracer: Tracer, mode: str) -> None:
+    """Watch a connector that has just been constructed, in the role that it has."""
+    config = connector.kv_transfer_config
+    if connector.connector_scheduler is not None:
+        _state("core", connector, tracer, mode)
+        SchedulerSide(tracer, producer=config.kv_role == "kv_producer").attach(connector)
+    if connector.connector_worker is not None:
+        _state("worker", connector, tracer, mode)
+        _attach_worker(connector, tracer, mode)
+
+
+def _attach_worker(connector: Any, tracer: Tracer, mode: str) -> None:
+    worker = connector.connector_worker
+    rank = int(worker.tp_rank)
+    lease_s = connector.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
+    holdings = Holdings(tracer, rank, extension_ns=int(lease_s * 2 // 3 * 1e9))
+    probe = Probe.from_environment(tracer)
+    agent = AgentSide(tracer, holdings, rank, probe)
+    clock = device_clock(worker.device_type)
+    for name, value in (("rank", rank), ("device", worker.device_type), ("pp_rank", _pipeline_rank())):
+        tracer.fact(name, str(value))
+    if probe is not None:
+        tracer.fact("probe", "1")
+        watch(connector, "shutdown", tracer, before=probe.stop)
+    if absent := privates.missing(worker, mode):
+        tracer.fact("missing", ",".join(absent))
+    PeerSide(tracer, rank).attach(worker)
+    if mode == "push":
+        SenderSide(tracer, agent, rank).attach(worker)
+    elif privates.find(worker, privates.READ_BLOCKS) is not None:
+        watch(
+            worker,
+            privates.READ_BLOCKS.name,
+            tracer,
+            before=lambda req_id, meta: agent.enter(req_id, meta.remote.request_id),
+            after=lambda *_args, **_kwargs: agent.enter("", ""),
+        )
+    worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
+    WorkerSide(tracer, holdings, rank, pulls=mode == "pull", device_clock=clock).attach(connector)
+
+
+def _state(kind: str, connector: Any, tracer: Tracer, mode: str) -> None:
+    """State this process's facts; a process that is core and worker at once is called core."""
+    _kinds.add(kind)
+    config = connector.kv_transfer_config
+    parallel = connector._vllm_config.parallel_config  # noqa: SLF001 - the base connector keeps it under this name
+    facts = {
+        "kind": "core" if "core" in _kinds else kind,
+        "kvtrace": kvtrace.__version__,
+        "vllm": versions.installed(),
+        "nixl": _nixl_version(),
+        "engine_id": connector.engine_id,
+        "connector": type(connector).__name__,
+        "mode": mode,
+        "role": config.kv_role,
+        "tp_size": parallel.tensor_parallel_size,
+        "dp_rank": parallel.data_parallel_rank,
+        "model": connector._vllm_config.model_config.model,  # noqa: SLF001 - as above
+    }
+    if not versions.supported(facts["vllm"]):
+        facts["untested"] = "1"
+    for name, value in facts.items():
+        tracer.fact(name, str(value))
+
+
+def _nixl_version() -> str:
+    for package in ("nixl", "nixl-cu12", "nixl-cu13"):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _pipeline_rank() -> int:
+    from vllm.distributed.parallel_state import get_pp_group  # noqa: PLC0415 - only engine processes have it
+
+    return int(get_pp_group().rank_in_group)

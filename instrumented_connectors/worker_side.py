@@ -1,0 +1,135 @@
+"""The points that a worker's connector sees: steps on the forward thread, loads, blocks handed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from instrumented_connectors.scheduler_side import STEP_ATTRIBUTE
+from instrumented_connectors.watch import Tracer, now_ns, watch
+from kvtrace import stages
+
+if TYPE_CHECKING:
+    from instrumented_connectors.device_clock import DeviceClock
+    from instrumented_connectors.holdings import Holdings
+
+_STEP_STARTED = stages.STEP_STARTED.code
+_STEP_FORWARDED = stages.STEP_FORWARDED.code
+_STEP_CONNECTED = stages.STEP_CONNECTED.code
+_LOAD_STARTED = stages.LOAD_STARTED.code
+_REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
+_STAGED = stages.PREFILL_STAGED.code
+
+
+class WorkerSide:
+    """Watches a worker's connector and emits what it sees.
+
+    A step is followed from the binding of its metadata to the clearing of it. The forward ends
+    before the first hook that vLLM calls behind it: which one that is depends on the model runner
+    and on whether the step has loads that must come first, so whichever comes first counts.
+    """
+
+    def __init__(
+        self, tracer: Tracer, holdings: Holdings, rank: int, *, pulls: bool, device_clock: DeviceClock | None
+    ) -> None:
+        self._tracer = tracer
+        self._holdings = holdings
+        self._rank = rank
+        self._pulls = pulls
+        self._device_clock = device_clock
+        self._metadata: Any = None
+        self._step = 0
+        self._has_forward = False
+        self._loads_late = True
+        self._started_ns = 0
+        self._forwarded = False
+        self._shown = False
+        self._spent_ns = 0
+        self._before_ns = 0
+
+    def attach(self, connector: Any) -> None:
+        """Watch the connector's worker hooks."""
+        tracer = self._tracer
+        watch(connector, "bind_connector_metadata", tracer, before=self._bound)
+        watch(connector, "finish_forward", tracer, before=self._behind_forward)
+        watch(connector, "start_load_kv", tracer, before=self._before_load, after=self._after_load)
+        watch(connector, "wait_for_save", tracer, before=self._behind_forward, after=self._after_hook)
+        watch(connector, "get_transfer_results", tracer, before=self._behind_forward, after=self._after_results)
+        watch(connector, "clear_connector_metadata", tracer, before=self._cleared)
+        watch(connector, "shutdown", tracer, before=self._resolve)
+
+    def _bound(self, connector_metadata: Any) -> None:
+        self._resolve()
+        self._metadata = connector_metadata
+        self._step, tokens, self._loads_late = getattr(connector_metadata, STEP_ATTRIBUTE, (0, 0, True))
+        self._started_ns = now_ns()
+        self._has_forward = tokens > 0
+        self._forwarded = self._shown = False
+        self._spent_ns = self._before_ns = 0
+        if self._has_forward:
+            self._show()
+
+    def _show(self) -> None:
+        """Show the step: always if it has a forward, else once something happens in it."""
+        if not self._shown and self._step:
+            self._shown = True
+            self._tracer.emit(_STEP_STARTED, "", self._step, self._rank, 0, 0, "", self._started_ns)
+
+    def _behind_forward(self, *_args: Any, **_kwargs: Any) -> int:
+        now = now_ns()
+        if self._has_forward and not self._forwarded:
+            self._forwarded = True
+            if self._device_clock is not None:
+                self._device_clock.mark(self._step)
+            else:
+                self._tracer.emit(_STEP_FORWARDED, "", self._step, self._rank, 0, 0, "", now)
+        return now
+
+    def _before_load(self, *_args: Any, **_kwargs: Any) -> int:
+        now = self._behind_forward() if self._loads_late else now_ns()
+        metadata = self._metadata
+        if metadata is None:
+            return now
+        emit = self._tracer.emit
+        self._holdings.take(metadata)
+        if self._pulls:
+            for request_id, meta in metadata.reqs_to_recv.items():
+                if blocks := self._holdings.awaits(request_id):
+                    self._show()
+                    emit(_LOAD_STARTED, request_id, self._rank, blocks, 0, 0, meta.remote.engine_id)
+            return now
+        for request_id in metadata.push_registrations:
+            self._show()
+            emit(_REGISTRATION_QUEUED, request_id, self._rank)
+        for request_id in metadata.push_finished_blocks:
+            self._show()
+            emit(_STAGED, request_id, self._rank)
+        return now
+
+    def _after_load(self, began_ns: int, _result: None, *_args: Any, **_kwargs: Any) -> None:
+        if self._metadata is not None and self._holdings.lease(self._metadata):
+            self._show()
+        self._after_hook(began_ns, None)
+
+    def _after_hook(self, began_ns: int, _result: Any, *_args: Any, **_kwargs: Any) -> None:
+        spent_ns = now_ns() - began_ns
+        self._spent_ns += spent_ns
+        if self._has_forward and not self._forwarded:
+            self._before_ns += spent_ns
+
+    def _after_results(self, began_ns: int, results: Any, *_args: Any, **_kwargs: Any) -> None:
+        if self._holdings.settle(results):
+            self._show()
+        self._after_hook(began_ns, None)
+
+    def _cleared(self) -> None:
+        self._metadata = None
+        if self._shown:
+            self._shown = False
+            self._tracer.emit(_STEP_CONNECTED, "", self._step, self._rank, self._spent_ns, self._before_ns)
+
+    def _resolve(self) -> None:
+        """Emit the forwards whose device events have passed by now."""
+        if self._device_clock is None:
+            return
+        for step, passed_ns in self._device_clock.passed():
+            self._tracer.emit(_STEP_FORWARDED, "", step, self._rank, 1, 0, "", passed_ns)
