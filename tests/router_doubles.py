@@ -1,4 +1,4 @@
-"""Doubles of engines for the router's tests: real HTTP servers that answer as vLLM does, and can be made to misbehave."""
+"""Doubles of engines for the router's tests: real HTTP servers that answer as vLLM does, or misbehave."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from kvtrace.router.app import create_app
 from kvtrace.router.config import EngineAddress, Mode, RouterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     import pytest
     from starlette.types import Receive, Scope, Send
+
+    from kvtrace.router.policy import Policy
 
 JSON = [(b"content-type", b"application/json")]
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -159,10 +161,14 @@ class Stamps(emit.NullEmitter):
         self.all: list[Stamp] = []
         self.facts: dict[str, str] = {}
 
-    def emit(self, code, request="", a=0, b=0, c=0, d=0, ref="", t_ns=0):
+    def emit(
+        self, code: int, request: str = "", a: int = 0, b: int = 0, c: int = 0, d: int = 0, ref: str = "", t_ns: int = 0
+    ) -> None:
+        """Keep the record."""
         self.all.append(Stamp(stages.BY_CODE[code].name.removeprefix("router."), request, a, b, c, d, ref))
 
-    def fact(self, name, value):
+    def fact(self, name: str, value: str) -> None:
+        """Keep the fact."""
         self.facts[name] = value
 
     def order(self) -> list[str]:
@@ -175,9 +181,7 @@ class Stamps(emit.NullEmitter):
 
     async def wait_for(self, stage: str) -> Stamp:
         """Return the first record of `stage` once it is there, within 5 s."""
-        async with asyncio.timeout(5):
-            while not self.named(stage):
-                await asyncio.sleep(0.005)
+        await until(lambda: self.named(stage))
         return self.named(stage)[0]
 
     @classmethod
@@ -186,6 +190,13 @@ class Stamps(emit.NullEmitter):
         stamps = cls()
         monkeypatch.setattr(emit, "tracer", lambda: stamps)
         return stamps
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Return once `holds()` is true; fail after 10 s."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 -- what is waited for has no event of its own
+            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager
@@ -197,8 +208,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
+    await until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
@@ -208,7 +218,13 @@ async def serving(app: Any) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def routing(
-    mode: Mode, prefill: list[EngineDouble], decode: list[EngineDouble], *, told: bool = True, policy=None, **settings
+    mode: Mode,
+    prefill: list[EngineDouble],
+    decode: list[EngineDouble],
+    *,
+    told: bool = True,
+    policy: Policy | None = None,
+    **settings: Any,
 ) -> AsyncIterator[str]:
     """Serve engines and a router before them; yields the router's address. `told`: P's coordinates are options."""
     async with contextlib.AsyncExitStack() as stack:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import pytest
 
 from kvtrace.router.config import Mode, TransferId
-from tests.router_doubles import JSON, TOKENS, EngineDouble, Stamps, refused_url, routing
+from tests.router_doubles import JSON, TOKENS, EngineDouble, Stamps, refused_url, routing, until
 
 BODY = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
 BOTH = pytest.mark.parametrize("mode", [Mode.PULL, Mode.PUSH])
 
 
 @pytest.fixture
-def stamps(monkeypatch):
+def stamps(monkeypatch: pytest.MonkeyPatch) -> Stamps:
     return Stamps.installed(monkeypatch)
 
 
-async def post(url, body=None, path="/v1/completions", **options):
-    async with aiohttp.ClientSession() as session, session.post(url + path, json=body or BODY, **options) as reply:
+async def post(
+    url: str, body: dict[str, Any] | None = None, path: str = "/v1/completions"
+) -> tuple[int, bytes, Mapping[str, str]]:
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body or BODY) as reply:
         return reply.status, await reply.read(), reply.headers
 
 
-async def test_pull_hands_the_reply_of_p_to_d_unchanged(stamps):
+async def test_pull_hands_the_reply_of_p_to_d_unchanged(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
 
     async with routing(Mode.PULL, [prefill], [decode]) as url:
@@ -57,16 +62,14 @@ async def test_pull_hands_the_reply_of_p_to_d_unchanged(stamps):
     assert stamps.named("done")[0].b == 3
 
 
-async def test_push_sends_both_legs_before_either_answers(stamps):
+async def test_push_sends_both_legs_before_either_answers(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
     prefill.gate.clear()
     decode.gate.clear()
 
     async with routing(Mode.PUSH, [prefill], [decode]) as url:
         request = asyncio.create_task(post(url))
-        async with asyncio.timeout(5):
-            while not (prefill.seen and decode.seen):
-                await asyncio.sleep(0.005)
+        await until(lambda: prefill.seen and decode.seen)
         prefill.gate.set()
         await stamps.wait_for("prefill_returned")
         decode.gate.set()
@@ -90,7 +93,7 @@ async def test_push_sends_both_legs_before_either_answers(stamps):
     assert "transfer_id" not in prefill.seen[0].body["kv_transfer_params"]
 
 
-async def test_push_learns_where_p_is_from_its_first_reply(stamps):
+async def test_push_learns_where_p_is_from_its_first_reply(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
 
     async with routing(Mode.PUSH, [prefill], [decode], told=False) as url:
@@ -104,16 +107,14 @@ async def test_push_learns_where_p_is_from_its_first_reply(stamps):
     assert [seen.body["kv_transfer_params"]["remote_engine_id"] for seen in decode.seen] == ["p0", "p0"]
 
 
-async def test_push_tells_d_anew_when_p_has_restarted_under_another_name(stamps):
+async def test_push_tells_d_anew_when_p_has_restarted_under_another_name(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
     decode.gate.clear()
 
     async with routing(Mode.PUSH, [prefill], [decode]) as url:
         prefill.name = "p0-again"
         request = asyncio.create_task(post(url))
-        async with asyncio.timeout(5):
-            while len(decode.seen) < 2:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(decode.seen) == 2)
         decode.gate.set()
         status, body, _ = await request
 
@@ -122,15 +123,13 @@ async def test_push_tells_d_anew_when_p_has_restarted_under_another_name(stamps)
     assert [seen.body["kv_transfer_params"]["remote_engine_id"] for seen in decode.seen] == ["p0", "p0-again"]
 
 
-async def test_push_waits_for_no_kv_that_p_does_not_keep(stamps):
+async def test_push_waits_for_no_kv_that_p_does_not_keep(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0", hand_over=False), EngineDouble("d0")
     decode.gate.clear()
 
     async with routing(Mode.PUSH, [prefill], [decode]) as url:
         request = asyncio.create_task(post(url))
-        async with asyncio.timeout(5):
-            while len(decode.seen) < 2:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(decode.seen) == 2)
         decode.gate.set()
         status, _, _ = await request
 
@@ -138,7 +137,7 @@ async def test_push_waits_for_no_kv_that_p_does_not_keep(stamps):
     assert "kv_transfer_params" not in decode.seen[1].body
 
 
-async def test_pull_without_a_hand_off_goes_on_to_d_and_says_so(stamps):
+async def test_pull_without_a_hand_off_goes_on_to_d_and_says_so(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0", hand_over=False), EngineDouble("d0")
 
     async with routing(Mode.PULL, [prefill], [decode]) as url:
@@ -159,7 +158,9 @@ async def test_pull_without_a_hand_off_goes_on_to_d_and_says_so(stamps):
         (Mode.PUSH, {"echo": True, "logprobs": 1}),
     ],
 )
-async def test_what_cannot_be_handed_over_is_served_by_d_alone(stamps, mode, extra):
+async def test_what_cannot_be_handed_over_is_served_by_d_alone(
+    stamps: Stamps, mode: Mode, extra: dict[str, Any]
+) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
 
     async with routing(mode, [prefill], [decode]) as url:
@@ -176,7 +177,9 @@ async def test_what_cannot_be_handed_over_is_served_by_d_alone(stamps, mode, ext
     ("release", "transfer_id", "carried"),
     [("0.33.0", "auto", False), ("0.34.0", "auto", True), ("0.32.0", "on", True), ("0.34.1", "off", False)],
 )
-async def test_transfer_id_goes_to_both_legs_where_the_release_takes_it(stamps, release, transfer_id, carried):
+async def test_transfer_id_goes_to_both_legs_where_the_release_takes_it(
+    stamps: Stamps, release: str, transfer_id: str, carried: bool
+) -> None:
     prefill, decode = EngineDouble("p0", release=release), EngineDouble("d0", release=release)
 
     async with routing(Mode.PUSH, [prefill], [decode], transfer_id=TransferId(transfer_id)) as url:
@@ -188,7 +191,7 @@ async def test_transfer_id_goes_to_both_legs_where_the_release_takes_it(stamps, 
     assert legs == ([minted] * 2 if carried else [None] * 2)
 
 
-async def test_chat_caps_the_prefill_leg_under_every_name(stamps):
+async def test_chat_caps_the_prefill_leg_under_every_name(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
     body = {
         "messages": [{"role": "user", "content": "ü"}],
@@ -212,7 +215,7 @@ async def test_chat_caps_the_prefill_leg_under_every_name(stamps):
 
 
 @BOTH
-async def test_a_clients_own_kv_transfer_params_reach_no_engine(stamps, mode):
+async def test_a_clients_own_kv_transfer_params_reach_no_engine(stamps: Stamps, mode: Mode) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
 
     async with routing(mode, [prefill], [decode]) as url:
@@ -223,7 +226,7 @@ async def test_a_clients_own_kv_transfer_params_reach_no_engine(stamps, mode):
 
 @BOTH
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_error_of_p_is_passed_on_whole_and_d_is_let_go(stamps, mode, stream):
+async def test_an_error_of_p_is_passed_on_whole_and_d_is_let_go(stamps: Stamps, mode: Mode, stream: bool) -> None:
     prefill, decode = EngineDouble("p0", status=422, error=b'{"error":"bad \xc3\xbc"}'), EngineDouble("d0")
     decode.gate.clear()
 
@@ -238,7 +241,7 @@ async def test_an_error_of_p_is_passed_on_whole_and_d_is_let_go(stamps, mode, st
 
 
 @BOTH
-async def test_an_error_of_d_is_passed_on_whole_and_p_is_let_go(stamps, mode):
+async def test_an_error_of_d_is_passed_on_whole_and_p_is_let_go(stamps: Stamps, mode: Mode) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0", status=503)
     if mode is Mode.PUSH:
         prefill.gate.clear()
@@ -253,22 +256,24 @@ async def test_an_error_of_d_is_passed_on_whole_and_p_is_let_go(stamps, mode):
 
 @BOTH
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
-async def test_an_engine_that_cannot_be_reached_is_a_502_that_names_the_leg(stamps, mode, leg):
+async def test_an_engine_that_cannot_be_reached_is_a_502_that_names_the_leg(
+    stamps: Stamps, mode: Mode, leg: str
+) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
     (prefill if leg == "prefill" else decode).url = refused_url()
     decode.gate.clear()
 
     async with routing(mode, [prefill], [decode]) as url:
-        async with aiohttp.ClientSession() as session, session.post(url + "/v1/completions", json=BODY) as reply:
-            status, error = reply.status, (await reply.json())["error"]
+        status, body, _ = await post(url)
 
     assert status == 502
+    error = json.loads(body)["error"]
     assert error["code"] == f"{leg}_unreachable"
     assert leg in error["message"]
     assert stamps.named("failed")[0].ref.startswith(f"{leg}: ")
 
 
-async def test_another_attempt_has_another_id_and_is_made_only_when_asked_for(stamps):
+async def test_another_attempt_has_another_id_and_is_made_only_when_asked_for(stamps: Stamps) -> None:
     dead, alive, decode = EngineDouble("p0", url=refused_url()), EngineDouble("p1"), EngineDouble("d0")
 
     async with routing(Mode.PULL, [dead, alive], [decode], attempts=2) as url:
@@ -281,7 +286,7 @@ async def test_another_attempt_has_another_id_and_is_made_only_when_asked_for(st
     assert stamps.named("failed")[0].request == first.request
 
 
-async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(stamps):
+async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(stamps: Stamps) -> None:
     decode = EngineDouble("d0", break_off=True)
 
     async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
@@ -292,7 +297,7 @@ async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(stamps):
     assert stamps.named("done") == []
 
 
-async def test_an_error_inside_the_stream_is_no_success(stamps):
+async def test_an_error_inside_the_stream_is_no_success(stamps: Stamps) -> None:
     decode = EngineDouble("d0", chunks=[TOKENS[0], b'data: {"error": {"message": "engine died"}}\n\n'])
 
     async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
@@ -304,7 +309,7 @@ async def test_an_error_inside_the_stream_is_no_success(stamps):
 
 @BOTH
 @pytest.mark.parametrize("stuck", ["prefill", "decode", "stream"])
-async def test_a_client_that_goes_away_takes_its_legs_along(stamps, mode, stuck):
+async def test_a_client_that_goes_away_takes_its_legs_along(stamps: Stamps, mode: Mode, stuck: str) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0", chunks=TOKENS[:1] * 10_000)
     if stuck != "stream":
         (prefill if stuck == "prefill" else decode).gate.clear()
@@ -318,19 +323,16 @@ async def test_a_client_that_goes_away_takes_its_legs_along(stamps, mode, stuck)
             await asyncio.sleep(0.05)
             request.cancel()
         await stamps.wait_for("cancelled")
-        open_legs = [seen for seen in (*prefill.seen, *decode.seen)]
-        async with asyncio.timeout(5):
-            while decode.seen and not decode.seen[0].disconnected:
-                await asyncio.sleep(0.005)
+        await until(lambda: all(seen.disconnected for seen in decode.seen))
 
-    assert open_legs
+    assert (len(prefill.seen), len(decode.seen)) == (1, 0 if (mode, stuck) == (Mode.PULL, "prefill") else 1)
     assert stamps.order()[-1] == "cancelled"
     assert stamps.named("done") == stamps.named("failed") == []
     if stuck == "prefill":
         assert prefill.seen[0].disconnected
 
 
-async def test_answers_that_are_not_streamed_pass_through_with_their_headers(stamps):
+async def test_answers_that_are_not_streamed_pass_through_with_their_headers(stamps: Stamps) -> None:
     async with routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0")]) as url:
         status, body, headers = await post(url, BODY | {"stream": False})
 
@@ -342,20 +344,14 @@ async def test_answers_that_are_not_streamed_pass_through_with_their_headers(sta
 
 
 @BOTH
-async def test_two_hundred_requests_at_once_keep_their_own_answers(stamps, mode):
+async def test_two_hundred_requests_at_once_keep_their_own_answers(stamps: Stamps, mode: Mode) -> None:
     prefills, decodes = [EngineDouble("p0"), EngineDouble("p1")], [EngineDouble("d0"), EngineDouble("d1")]
 
     async with routing(mode, prefills, decodes, max_connections=16) as url:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        answers = await asyncio.gather(*(post(url, BODY | {"prompt": [number]}) for number in range(200)))
 
-            async def ask(number):
-                body = BODY | {"prompt": [number]}
-                async with session.post(url + "/v1/completions", json=body) as reply:
-                    assert await reply.read() == b"".join(TOKENS)
-                    return reply.headers["X-Kvtrace-Request-Id"]
-
-            minted = await asyncio.gather(*(ask(number) for number in range(200)))
-
+    minted = [headers["X-Kvtrace-Request-Id"] for _, _, headers in answers]
+    assert {(status, body) for status, body, _ in answers} == {(200, b"".join(TOKENS))}
     assert len(set(minted)) == 200
     assert [len(engine.seen) for engine in (*prefills, *decodes)] == [100] * 4
     assert len(stamps.named("done")) == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 -- read at run time by dataclass users
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvtrace.errors import UsageError

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from kvtrace.router.config import Mode, TransferId
 from kvtrace.router.replies import Refusal
@@ -14,14 +15,19 @@ from kvtrace.router.sse import ContentCounter
 from kvtrace.router.upstream import LegError
 
 if TYPE_CHECKING:
-    from multidict import CIMultiDict
-
     from kvtrace.router.bodies import RequestBody
     from kvtrace.router.config import Coordinates, RouterConfig
-    from kvtrace.router.headers import Headers
+    from kvtrace.router.headers import Headers, LegHeaders
     from kvtrace.router.marks import Marks
     from kvtrace.router.replies import ClientReply
     from kvtrace.router.upstream import Client, Engine, Reply
+
+
+class _PrefillReply(msgspec.Struct):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+_prefill_reply = msgspec.json.Decoder(_PrefillReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Attempt:
 
     path: str
     body: RequestBody
-    leg_headers: CIMultiDict[str]
+    leg_headers: LegHeaders
     reply_headers: Headers
     prefill: Engine
     decode: Engine
@@ -181,10 +187,9 @@ class Dispatcher:
 
 def _handed_over(content: bytes) -> dict[str, Any] | None:
     try:
-        params = json.loads(content).get("kv_transfer_params")
-    except (ValueError, AttributeError, RecursionError):
+        return _prefill_reply.decode(content).kv_transfer_params or None
+    except (msgspec.DecodeError, RecursionError):
         return None
-    return params if isinstance(params, dict) and params else None
 
 
 async def _stop(*legs: asyncio.Task[Any]) -> None:

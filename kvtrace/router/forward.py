@@ -7,8 +7,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from multidict import CIMultiDict
-
 from kvtrace.router.bodies import BodyError, RequestBody
 from kvtrace.router.dispatch import Attempt
 from kvtrace.router.headers import to_engine
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvtrace.router.config import RouterConfig
     from kvtrace.router.dispatch import Dispatcher
+    from kvtrace.router.headers import LegHeaders
     from kvtrace.router.policy import Policy
     from kvtrace.router.upstream import Engine
 
@@ -152,12 +151,9 @@ class _ClientRequest:
         """Return the reply headers that name this attempt."""
         return reply_headers(self.marks.request_id, self.client_id)
 
-    def leg_headers(self) -> CIMultiDict[str]:
+    def leg_headers(self) -> LegHeaders:
         """Return the headers of both legs."""
-        headers = CIMultiDict(to_engine(self.headers))
-        headers["X-Request-Id"] = self.marks.request_id
-        headers.update(self._trace)
-        return headers
+        return [*to_engine(self.headers), ("X-Request-Id", self.marks.request_id), *self._trace.items()]
 
     async def refuse(self, refusal: Refusal) -> None:
         """End the request with a reply that is no answer."""

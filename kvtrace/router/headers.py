@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Headers = list[tuple[bytes, bytes]]
+LegHeaders = list[tuple[str, str]]
 
 _HOP = frozenset(
     {
@@ -35,9 +36,9 @@ def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     return [value for key, value in headers if key.lower() == name]
 
 
-def to_engine(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+def to_engine(headers: Iterable[tuple[bytes, bytes]]) -> LegHeaders:
     """Return the client's headers that travel on to an engine; those that cannot be written cleanly are left out."""
-    kept = []
+    kept: LegHeaders = []
     for key, value in _end_to_end(headers, _OWN_TO_ENGINE):
         if _CONTROLS.isdisjoint(value):
             try:

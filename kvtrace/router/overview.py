@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from multidict import CIMultiDict
 from starlette.responses import JSONResponse, Response
 
 from kvtrace import __version__
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from kvtrace.router.headers import LegHeaders
     from kvtrace.router.upstream import Client, Engine
 
 _TIMEOUT_S = 5.0
@@ -55,7 +55,7 @@ class Overview:
 
     async def models(self, request: Request) -> Response:
         """Answer the models of every D that answers, each named once; an engine's own error if none does."""
-        headers = CIMultiDict(to_engine(request.scope["headers"]))
+        headers = to_engine(request.scope["headers"])
         answers = await asyncio.gather(*(self._ask(engine, "/v1/models", headers) for engine in self._decode))
         models: dict[str, Any] = {}
         for status, body in answers:
@@ -80,7 +80,7 @@ class Overview:
                 return
             await asyncio.sleep(every_s)
 
-    async def _ask(self, engine: Engine, path: str, headers: CIMultiDict[str] | None = None) -> tuple[int, bytes]:
+    async def _ask(self, engine: Engine, path: str, headers: LegHeaders | None = None) -> tuple[int, bytes]:
         """Return status and body, or 0 and nothing if the engine cannot be reached."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):

@@ -100,7 +100,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        import uvloop  # noqa: PLC0415 -- used where it is installed, not needed
+        import uvloop
     except ImportError:
         return None
     return uvloop.new_event_loop

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from kvtrace.router.config import Coordinates
-from kvtrace.router.headers import Headers, to_client
+from kvtrace.router.headers import Headers, LegHeaders, to_client
 from kvtrace.router.policy import Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from multidict import CIMultiDict
 
     from kvtrace.router.config import EngineAddress, RouterConfig
 
@@ -161,16 +159,16 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, engine: Engine, path: str, body: bytes, headers: CIMultiDict[str]) -> Reply:
+    async def post(self, engine: Engine, path: str, body: bytes, headers: LegHeaders) -> Reply:
         """Send a leg and return the reply's head."""
         return await self._request("POST", engine, path, body, headers)
 
-    async def get(self, engine: Engine, path: str, headers: CIMultiDict[str] | None) -> Reply:
+    async def get(self, engine: Engine, path: str, headers: LegHeaders | None) -> Reply:
         """Ask an engine about itself and return the reply's head."""
         return await self._request("GET", engine, path, None, headers)
 
     async def _request(
-        self, method: str, engine: Engine, path: str, body: bytes | None, headers: CIMultiDict[str] | None
+        self, method: str, engine: Engine, path: str, body: bytes | None, headers: LegHeaders | None
     ) -> Reply:
         if self._session is None:
             raise RuntimeError("the client is not open")
