@@ -1,0 +1,299 @@
+"""`kvtrace record`: one source of events (a lab, a command, spool folders) into one store."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtrace.errors import LabError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
+
+    from kvtrace.collect import Recorder
+
+_SPOOL_PREFIX = "kvtrace-spool-"
+_SPOOL_FREE_BYTES = 1 << 30
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a lab is asked to serve; None stands for the lab's own default."""
+
+    requests: int | None
+    rate_qps: float | None
+    input_len: int | None
+    output_len: int | None
+    seed: int | None
+
+    def given(self) -> dict[str, Any]:
+        """Return what was asked for, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What a lab is made of; None stands for one engine."""
+
+    mode: str
+    prefill: int | None
+    decode: int | None
+
+
+def command(
+    command_line: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", show_default=False, help="Run and record this command and its children."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="RUN.duckdb", help="The store to write.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the store if it exists.")] = False,
+    lab: Annotated[
+        str | None, typer.Option(metavar="push|pull", help="Start a lab, drive load through it, record it.")
+    ] = None,
+    spool: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Follow a folder that processes started elsewhere write to; may be repeated."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --spool: take what is there, delete nothing, end.")
+    ] = False,
+    requests: Annotated[int | None, typer.Option(help="With --lab: requests to send.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="QPS", help="With --lab: mean arrivals per second (Poisson).")
+    ] = None,
+    input_len: Annotated[int | None, typer.Option(help="With --lab: prompt tokens of a request.")] = None,
+    output_len: Annotated[int | None, typer.Option(help="With --lab: output tokens of a request.")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --lab: seed of prompts and arrivals.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="With --lab: prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(help="With --lab: decode engines.")] = None,
+) -> int:
+    """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
+    workload = Workload(requests, rate, input_len, output_len, seed)
+    engines = Engines(lab or "", prefill, decode)
+    argv = tuple(command_line or ())
+    _check_usage(argv, lab, spool or [], workload, engines, once=once)
+    name = lab or ("spool" if spool else Path(argv[0]).name)
+    target = output or Path(f"kvtrace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.duckdb")
+    if argv and (code := _check_command(argv)):
+        return code
+    _check_writable(target)
+    if lab:
+        return _record_lab(target, engines, workload, force=force)
+    if spool:
+        return _record_spools(target, spool, force=force, once=once)
+    return _record_command(target, argv, force=force)
+
+
+# Before anything is started --------------------------------------------------------------------------------
+
+
+def _check_usage(
+    argv: tuple[str, ...], lab: str | None, spools: list[Path], workload: Workload, engines: Engines, *, once: bool
+) -> None:
+    """Raise UsageError unless there is exactly one source and every option belongs to it."""
+    sources = (bool(argv), lab is not None, bool(spools))
+    if sum(sources) != 1:
+        found = "none" if not any(sources) else "more than one"
+        raise UsageError(f"record needs exactly one of --lab push|pull, --spool DIR, -- COMMAND; found {found}")
+    if lab is not None and lab not in {"push", "pull"}:
+        raise UsageError(f"--lab is push or pull, not {lab!r}")
+    strays = [*workload.given(), *(name for name in ("prefill", "decode") if getattr(engines, name) is not None)]
+    if strays and lab is None:
+        flag = {"rate_qps": "rate"}.get(strays[0], strays[0]).replace("_", "-")
+        raise UsageError(f"--{flag} belongs to --lab; a command or a spool folder brings its own load")
+    if once and not spools:
+        raise UsageError("--once belongs to --spool DIR")
+    for folder in spools:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--spool {folder} is not a folder")
+        if once and not folder.exists():
+            raise UsageError(f"--spool {folder} does not exist")
+
+
+def _check_command(argv: tuple[str, ...]) -> int:
+    """Return 0 where the command can be run, else say so and return a shell's exit code for it."""
+    if shutil.which(argv[0]) is not None:
+        return 0
+    exists = Path(argv[0]).exists() and "/" in argv[0]
+    _say(f"{argv[0]} is not executable" if exists else f"command not found: {argv[0]}")
+    return 126 if exists else 127
+
+
+def _check_writable(output: Path) -> None:
+    """Raise StoreError unless a store can be written there."""
+    if output.is_dir():
+        raise StoreError(f"{output} is a folder; name a file in it with -o")
+    if not output.parent.is_dir():
+        raise StoreError(f"{output} cannot be written: the folder {output.parent} does not exist; make it first")
+    try:
+        with tempfile.TemporaryFile(dir=output.parent):
+            pass
+    except OSError as error:
+        raise StoreError(f"{output} cannot be written: {error.strerror}; name another folder with -o") from error
+
+
+# The three sources -----------------------------------------------------------------------------------------
+
+
+def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
+    """Run a command with instrumentation switched on and return its exit code."""
+    from kvtrace import child, launch
+
+    with _recording(output, [_make_spool()], {"command": shlex.join(argv)}, force=force) as recorder:
+        made = launch.prepare(argv, recorder.spools[0], os.environ)
+        for note in made.notes:
+            _say(note)
+        return child.run(made.argv, made.environment)
+
+
+def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool) -> int:
+    """Bring a lab up, drive load through it, take it down; return 1 if a request failed, 128 + n after a signal."""
+    from kvtrace.lab import stack, workload
+    from kvtrace.store import discard
+
+    load = workload.Load(**wanted.given())
+    sizes = {side: count for side in ("prefill", "decode") if (count := getattr(engines, side)) is not None}
+    facts = {"command": shlex.join(sys.argv), "workload": json.dumps(asdict(load))}
+    folder = _make_spool()
+    recorder: Recorder | None = None
+    try:
+        with _recording(output, [folder], facts, force=force) as recorder, _stop_signals(_raise_interrupt) as seen:
+            try:
+                with stack.Lab(engines.mode, spool=folder, **sizes) as lab:
+                    recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
+                    result = workload.run(lab.url, **asdict(load))
+            except KeyboardInterrupt:
+                _say("interrupted: the lab is down, what it served is kept")
+                return 128 + (seen[0] if seen else signal.SIGINT)
+            sys.stderr.write(result.to_text() + "\n")
+            return 0 if len(result.completed) == load.requests else 1
+    except LabError:
+        if recorder is not None and not recorder.resumed:
+            discard(output)  # nothing was served, and the next attempt should find the name free
+        raise
+
+
+def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool) -> int:
+    """Follow folders until interrupted, or take in what is there."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"the spool folder {folder} cannot be made: {error.strerror}") from error
+    # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
+    delete = not once or all(_is_private(folder) for folder in folders)
+    ended = threading.Event()
+    with _recording(output, folders, {}, force=force, delete_consumed=delete) as recorder:
+        if once:
+            return 0
+        with _stop_signals(lambda *_: ended.set()):
+            failure = None
+            while not ended.wait(1.0):
+                if recorder.failure is not None and str(recorder.failure) != str(failure):
+                    _say(f"{recorder.failure}; trying again")
+                failure = recorder.failure
+    return 0
+
+
+# What they share -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recording(
+    output: Path, spools: list[Path], facts: Mapping[str, str], *, force: bool, delete_consumed: bool = True
+) -> Iterator[Recorder]:
+    """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
+    from kvtrace.collect import Recorder
+
+    recorder = Recorder(
+        output, spools, {"host": platform.node(), **facts}, delete_consumed=delete_consumed, force=force
+    )
+    try:
+        with recorder:
+            recorder.start()
+            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
+            _say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
+            yield recorder
+    finally:
+        kept = [spool for spool in recorder.spools if _is_private(spool) and not _clear(spool)]
+        for spool in kept:
+            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
+            _say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
+    _report(recorder)
+
+
+def _report(recorder: Recorder) -> None:
+    """Say what was written and what to type next."""
+    stats = recorder.stats
+    for message in stats.skipped:
+        _say(message)
+    if stats.lost:
+        _say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+    if not stats.events:
+        _say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
+    _say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
+    _say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+
+
+def _make_spool() -> Path:
+    """Return a new private folder, in shared memory where there is room, so that no disk slows the engines down."""
+    folder = Path(tempfile.gettempdir())
+    with suppress(OSError):
+        if shutil.disk_usage(_SHARED_MEMORY).free >= _SPOOL_FREE_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
+            folder = _SHARED_MEMORY
+    return Path(tempfile.mkdtemp(prefix=_SPOOL_PREFIX, dir=folder))
+
+
+def _is_private(folder: Path) -> bool:
+    """Return True for a folder that a recorder made for itself."""
+    return folder.name.startswith(_SPOOL_PREFIX) and folder.parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}
+
+
+def _clear(folder: Path) -> bool:
+    """Remove a private folder unless it still holds spool files; return True once it is gone."""
+    if next(folder.glob("*.kvt"), None) is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+@contextmanager
+def _stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[list[int]]:
+    """Call `handler` on SIGINT and SIGTERM; yield the list of those seen."""
+    seen: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        handler(number, frame)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"kvtrace: {message}\n")

@@ -1,0 +1,362 @@
+"""`kvtrace record` as a user runs it: real commands, real emitters, real signals; the lab stood in for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from kvtrace import cli
+from kvtrace.cli import record
+from kvtrace.errors import LabError
+from kvtrace.lab import stack, workload
+from kvtrace.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Emits a router's three points for N requests, SECONDS apart, then says so and ends with CODE.
+EMITTER = """
+import sys, time
+from kvtrace import emit, stages
+count, pause_s, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+tracer = emit.tracer()
+for number in range(count):
+    for stage in (stages.ROUTER_RECEIVED, stages.ROUTER_FIRST_TOKEN, stages.ROUTER_DONE):
+        tracer.emit(stage.code, f"kvt-{number:032x}", 200)
+    print(number, flush=True)
+    time.sleep(pause_s)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def emitter(tmp_path: Path) -> list[str]:
+    script = tmp_path / "emitter.py"
+    script.write_text(EMITTER)
+    return [sys.executable, str(script)]
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Keep private spool folders inside the test's own folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield folder
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def program(*arguments: str | Path) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "import sys; from kvtrace.cli import main; sys.exit(main())",
+        "record",
+        *map(str, arguments),
+    ]
+
+
+def run(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(program(*arguments), capture_output=True, text=True, check=False, timeout=60, **more)
+
+
+def start(*arguments: str | Path, **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(program(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def answer(path: Path, sql: str) -> Any:
+    with Store.open(path, "read") as store:
+        return next(iter(store.rows(sql)[0].values()))
+
+
+def events(path: Path) -> int:
+    return int(answer(path, "SELECT count(*) FROM event WHERE stage::VARCHAR LIKE 'router.%'"))
+
+
+def spool_folders(folder: Path) -> list[Path]:
+    return [path for root in (folder, Path("/dev/shm")) for path in root.glob("kvtrace-spool-*")]
+
+
+def wait_until(condition: Any, timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path, emitter: list[str]) -> None:
+    before = set(spool_folders(tmp_path / "temporary"))
+    store = tmp_path / "run.duckdb"
+    ended = run("-o", store, "--", *emitter, "3", "0", "7")
+    assert (ended.returncode, ended.stdout) == (7, "0\n1\n2\n")
+    assert events(store) == 9
+    assert answer(store, "SELECT value FROM run WHERE name = 'command'").endswith("emitter.py 3 0 7")
+    wrote, following = ended.stderr.splitlines()[-2:]
+    assert wrote.startswith(f"kvtrace: wrote {store}: 3 requests, ")
+    assert following == f"kvtrace: next: kvtrace explain {store}"
+    assert set(spool_folders(tmp_path / "temporary")) == before, "the private folder is removed"
+
+
+def test_options_of_the_command_are_the_commands(tmp_path: Path) -> None:
+    ended = run("-o", tmp_path / "run.duckdb", "echo", "--force", "-o", "x")
+    assert (ended.returncode, ended.stdout) == (0, "--force -o x\n")
+
+
+def test_a_signal_reaches_the_command_and_the_store_is_whole(tmp_path: Path, emitter: list[str]) -> None:
+    store = tmp_path / "run.duckdb"
+    process = start("-o", store, "--", *emitter, "1000", "0.1", "0")
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert events(store) >= 3 * (3 + len(out.splitlines()))
+
+
+def test_an_existing_store_is_overwritten_only_with_force(tmp_path: Path, emitter: list[str]) -> None:
+    store = tmp_path / "run.duckdb"
+    assert run("-o", store, "--", *emitter, "1", "0", "0").returncode == 0
+    refused = run("-o", store, "--", *emitter, "2", "0", "0")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    assert "--force" in refused.stderr
+    assert events(store) == 3
+    assert run("-o", store, "--force", "--", *emitter, "2", "0", "0").returncode == 0
+    assert events(store) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "found none"),
+        (["--lab", "push", "--", "true"], "found more than one"),
+        (["--lab", "push", "--spool", "."], "found more than one"),
+        (["--lab", "shove"], "push or pull"),
+        (["--seed", "5", "--", "true"], "--seed belongs to --lab"),
+        (["--rate", "5", "--spool", "."], "--rate belongs to --lab"),
+        (["--prefill", "2", "--", "true"], "--prefill belongs to --lab"),
+        (["--once", "--", "true"], "--once belongs to --spool"),
+        (["--once", "--spool", "/no/such/folder"], "/no/such/folder"),
+        (["--spool", "/etc/passwd"], "not a folder"),
+        (["--lab", "push", "--requests", "0"], "at least 1"),
+        (["--requests", "many"], "valid integer"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["record", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "argv", "code", "says"),
+    [
+        ("run.duckdb", ["no-such-program"], 127, "command not found: no-such-program"),
+        ("run.duckdb", ["/etc/passwd"], 126, "not executable"),
+        ("missing/run.duckdb", ["touch", "started"], 1, "missing does not exist"),
+        (".", ["touch", "started"], 1, "is a folder"),
+    ],
+)
+def test_nothing_is_started_or_written_where_it_cannot_end_well(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    output: str,
+    argv: list[str],
+    code: int,
+    says: str,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["record", "-o", output, "--", *argv]) == code
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert says in err
+    assert list(Path().iterdir()) == []
+
+
+def test_the_default_name_says_what_and_when(tmp_path: Path) -> None:
+    assert run("--", "/bin/true", cwd=tmp_path).returncode == 0
+    (store,) = tmp_path.glob("kvtrace-true-*.duckdb")
+    time.strptime(store.stem.removeprefix("kvtrace-true-"), "%Y%m%d-%H%M%S")
+
+
+def test_once_takes_what_is_there_and_leaves_it_there(tmp_path: Path, emitter: list[str]) -> None:
+    spool = tmp_path / "spool"
+    subprocess.run(
+        [*emitter, "2", "0", "0"],
+        env={**os.environ, "KVTRACE_SPOOL": str(spool)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    for name in ("a.duckdb", "b.duckdb"):
+        assert run("-o", tmp_path / name, "--spool", spool, "--once").returncode == 0
+        assert events(tmp_path / name) == 6
+
+
+def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwhile(
+    tmp_path: Path, emitter: list[str]
+) -> None:
+    store, spools = tmp_path / "run.duckdb", [tmp_path / "one", tmp_path / "two"]
+    follower = start("-o", store, "--spool", spools[0], "--spool", spools[1])
+    wait_until(store.exists)
+    for spool in spools:
+        subprocess.run(
+            [*emitter, "2", "0", "0"],
+            env={**os.environ, "KVTRACE_SPOOL": str(spool)},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    wait_until(lambda: events(store) == 12)
+    follower.send_signal(signal.SIGINT)
+    assert follower.wait(30) == 0
+    assert answer(store, "SELECT count(*) FROM process") == 2
+    assert [list(spool.glob("*.kvt")) for spool in spools] == [[], []], "what is recorded is removed"
+
+
+def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicates(
+    tmp_path: Path, emitter: list[str]
+) -> None:
+    store = tmp_path / "run.duckdb"
+    process = start("-o", store, "--", *emitter, "25", "0.1", "0")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    resume = process.stderr.readline().split("`")[1].split()
+    assert resume[:2] == ["kvtrace", "record"]
+    for _ in range(15):
+        process.stdout.readline()
+    process.kill()
+    rest = process.stdout.readlines()  # the command lives on, and its output with it
+    assert rest[-1] == "24\n"
+    ended = run(*resume[2:], "--once")
+    assert ended.returncode == 0, ended.stderr
+    assert events(store) == 75
+    assert not Path(resume[-1]).exists(), "nobody needs the folder any more"
+
+
+def test_the_spool_of_what_still_runs_is_kept_and_named(tmp_path: Path, emitter: list[str]) -> None:
+    store = tmp_path / "run.duckdb"
+    command = f"setsid {' '.join(emitter)} 40 0.1 0 >/dev/null 2>&1 </dev/null & sleep 1"
+    ended = run("-o", store, "--", "bash", "-c", command)
+    assert ended.returncode == 0
+    (kept,) = [line for line in ended.stderr.splitlines() if "is kept" in line]
+    folder = Path(kept.split()[1])
+    assert folder.is_dir()
+    wait_until(lambda: subprocess.run(["pgrep", "-f", emitter[1]], capture_output=True, check=False).returncode == 1)
+    assert run("-o", tmp_path / "rest.duckdb", "--spool", folder, "--once").returncode == 0
+    assert not folder.exists()
+
+
+def test_shared_memory_is_used_only_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = tmp_path / "roomy"
+    roomy.mkdir()
+    monkeypatch.setattr(record, "_SHARED_MEMORY", roomy)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    assert record._make_spool().parent == roomy
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
+    assert record._make_spool().parent == tmp_path / "temporary"
+
+
+def test_a_command_is_recorded_where_the_labs_parts_are_missing(tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['kvtrace.lab'] = None; from kvtrace.cli import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", blocked, "record", "-o", str(tmp_path / "run.duckdb"), "--", "true"], check=False
+    )
+    assert ended.returncode == 0
+
+
+# The lab ---------------------------------------------------------------------------------------------
+
+
+class FakeLab:
+    """Stands in for engines and router: comes up at once."""
+
+    arguments: dict[str, Any]
+
+    def __init__(self, mode: str, **arguments: Any) -> None:
+        FakeLab.arguments = {"mode": mode, **arguments}
+        self.url = "http://lab"
+        self.commands = {"prefill-0": "python -m vllm"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace lab and load; `answer` is called in the place of the load."""
+    state: dict[str, Any] = {"answer": lambda count: count}
+    monkeypatch.setattr(stack, "Lab", FakeLab)
+
+    def drive(url: str, **settings: Any) -> Any:
+        state["load"] = settings
+        completed = state["answer"](settings["requests"])
+        return SimpleNamespace(completed=range(completed), to_text=lambda: "figures of the load")
+
+    monkeypatch.setattr(workload, "run", drive)
+    return state
+
+
+def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
+    store = tmp_path / "run.duckdb"
+    asked = "--lab pull --requests 3 --rate 5 --input-len 7 --output-len 2 --seed 9 --prefill 2 --decode 1"
+    assert cli.main(["record", "-o", str(store), *asked.split()]) == 0
+    assert FakeLab.arguments["mode"] == "pull"
+    assert (FakeLab.arguments["prefill"], FakeLab.arguments["decode"]) == (2, 1)
+    asked_load = {"requests": 3, "rate_qps": 5.0, "input_len": 7, "output_len": 2, "seed": 9}
+    assert asked_load.items() <= lab["load"].items()
+    assert answer(store, "SELECT value FROM run WHERE name = 'command.prefill-0'") == "python -m vllm"
+    assert '"rate_qps": 5.0' in answer(store, "SELECT value FROM run WHERE name = 'workload'")
+    assert not FakeLab.arguments["spool"].exists()
+
+
+def test_requests_that_fail_make_the_exit_code_1_and_the_store_is_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
+    lab["answer"] = lambda count: count - 1
+    store = tmp_path / "run.duckdb"
+    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 1
+    assert store.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_lab_keeps_what_was_served(tmp_path: Path, lab: dict[str, Any], number: signal.Signals) -> None:
+    def interrupted(_count: int) -> int:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+        raise AssertionError("the signal did not arrive")
+
+    lab["answer"] = interrupted
+    store = tmp_path / "run.duckdb"
+    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 128 + number
+    assert store.exists()
+
+
+def test_a_lab_that_does_not_come_up_leaves_no_store(
+    tmp_path: Path, lab: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_count: int) -> int:
+        raise LabError("prefill-0 ended with exit code 1 while starting")
+
+    lab["answer"] = failing
+    store = tmp_path / "run.duckdb"
+    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "kvtrace: error: prefill-0 ended with exit code 1 while starting"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == []
