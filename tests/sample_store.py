@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from kvtrace.store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000
@@ -129,6 +129,7 @@ class Sample:
 
     def write(self, path: Path) -> Path:
         """Write a new store at `path` and return the path."""
+        path.write_bytes(empty_store())
         with Store.open(path, "write") as store:
             store.remember(self.facts)
             for table in ("request", "segment", "hidden"):
@@ -136,6 +137,15 @@ class Sample:
                 if rows:
                     store.append(table, pa.Table.from_pylist(rows, schema=store.arrow_schema(table)))
         return path
+
+
+@functools.cache
+def empty_store() -> bytes:
+    """Return the bytes of a store without rows; making one takes long compared with filling it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.duckdb"
+        Store.open(path, "write").close()
+        return path.read_bytes()
 
 
 def scaled(factor: int) -> tuple[tuple[str, str, str, str, int], ...]:

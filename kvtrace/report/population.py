@@ -56,7 +56,7 @@ SELECT scope, mode, count(*) AS requests,
   sum(transfer_ns)::BIGINT AS transfer_ns,
   sum(unattributed_ns)::BIGINT AS unattributed_ns
 FROM ranked
-WHERE rank BETWEEN floor(greatest($low::DOUBLE, 0) * last_rank) AND ceil(least($high::DOUBLE, 1) * last_rank)
+WHERE rank BETWEEN floor(round(greatest($low, 0) * last_rank, 6)) AND ceil(round(least($high, 1) * last_rank, 6))
 GROUP BY ALL
 """
 
@@ -148,6 +148,7 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
                 "worst": worst.get(group, []),
             }
         )
+    groups.sort(key=lambda group: -group["requests"])
     return {
         "requests": sum(group["requests"] for group in groups),
         "groups": groups,

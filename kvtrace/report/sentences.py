@@ -90,7 +90,7 @@ def remedy(explained: Explained, saturated: bool) -> str | None:
     if saturated:
         return "The run was offered more than it served: waiting then grows everywhere, and no class names a remedy."
     cause = CAUSE_BY_NAME[waits[0][0]]
-    return f"Supposed, not measured: what usually helps against {phrase(cause.name)} is {cause.remedy}."
+    return f"Supposed, not measured: against {phrase(cause.name)} this usually helps: {cause.remedy}."
 
 
 def population_sentence(group: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,8 @@ _MEDIUM_COLUMNS = 72
 _BAR_CELLS_MAX = 60
 _SHARE_LABEL_CELLS = 40
 _ID_CELLS_MIN = 16
+_ID_CELLS_MAX = 44
+_GAP_CELLS = 3
 
 # Label, class of the glyph, column of the request, key in a group's shares.
 _SHARE_ROWS: tuple[tuple[str, str | None, str], ...] = (
@@ -138,22 +141,25 @@ def population_hidden(group: Row, console: Console) -> Table:
 
 
 def worst(group: Row, console: Console) -> Table:
-    """Return the slowest requests by id, with the share of each class and the longest wait."""
-    medium = console.width >= _MEDIUM_COLUMNS
+    """Return the slowest requests by id, whole enough to be copied, with whatever else the width has room for."""
+    ids = [fitted(row["request_id"], min(_ID_CELLS_MAX, console.width - 12), console) for row in group["worst"]]
+    waits = [_longest_wait(row) for row in group["worst"]]
+    widths = [max(map(cell_len, ids)), 9, max(map(len, ["longest wait", *waits]))]
+    with_waits, with_shares = _fits(widths, console), _fits([*widths, 7, 7, 7, 7], console)
+    shares_titles = ("comp.", "coord.", "transf.", "unattr.") if with_shares else ()
     table = _table(
         "slowest",
         ("TTFT ms", "right"),
-        *([("comp.", "right"), ("coord.", "right"), ("transf.", "right"), ("unattr.", "right")] if medium else []),
-        "longest wait",
+        *((title, "right") for title in shares_titles),
+        *(["longest wait"] if with_waits else []),
     )
-    id_cells = max(_ID_CELLS_MIN, min(40, console.width - (74 if medium else 44)))
-    for row in group["worst"]:
-        classes = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns")
+    for row, name, wait in zip(group["worst"], ids, waits, strict=True):
+        columns = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns") if with_shares else ()
         table.add_row(
-            Text(fitted(row["request_id"], id_cells, console)),
+            Text(name),
             milliseconds(row["ttft_ns"]),
-            *([percent(row[column], row["ttft_ns"]) for column in classes] if medium else []),
-            _longest_wait(row),
+            *(percent(row[column], row["ttft_ns"]) for column in columns),
+            *([wait] if with_waits else []),
         )
     return table
 
@@ -179,6 +185,10 @@ def attempts(rows: list[Row], client_request_id: str, console: Console) -> Table
             milliseconds(row["ttft_ns"]),
         )
     return table
+
+
+def _fits(widths: list[int], console: Console) -> bool:
+    return sum(widths) + _GAP_CELLS * (len(widths) - 1) <= console.width
 
 
 def _cause(cause: str, kind: str, console: Console) -> Text:
