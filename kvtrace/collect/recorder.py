@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.25
 PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
+RESUME_MARGIN_NS = 60_000_000_000
 WHOLE_ANALYSIS_EVENTS = 200_000  # up to this size the last analysis looks at everything once more
 _FACTS_OF_PROCESSES = ("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname")
 
@@ -149,6 +150,8 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
+            # What was committed after the last snapshot has perhaps not been analysed.
+            self._since_ns = int(known.get("recorder.published_ns", "0")) - RESUME_MARGIN_NS
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}

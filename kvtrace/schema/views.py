@@ -66,7 +66,7 @@ TRANSFER = View(
         ("rank", "BIGINT", "Rank that drives it."),
         ("moved_bytes", "BIGINT", "Bytes."),
         ("descriptors", "BIGINT", "Descriptors."),
-        ("at", "TIMESTAMP WITH TIME ZONE", "When its post began."),
+        ("ts", "TIMESTAMP WITH TIME ZONE", "When its post began."),
         ("prepared_ns", "BIGINT", "Its descriptors were made."),
         ("post_started_ns", "BIGINT", "The call that posts it began."),
         ("post_ended_ns", "BIGINT", "That call returned."),
@@ -108,7 +108,7 @@ TRANSFER = View(
 )
 SELECT
   s.process, s.transfer, p.engine, s.request, s.remote_request, s.rank, s.moved_bytes, s.descriptors,
-  {at_time("s.post_started_ns")} AS at, s.prepared_ns, s.post_started_ns, s.post_ended_ns, s.done_at_post,
+  {at_time("s.post_started_ns")} AS ts, s.prepared_ns, s.post_started_ns, s.post_ended_ns, s.done_at_post,
   s.last_pending_ns + q.offset_ns AS last_pending_ns, s.done_ns, s.polls,
   s.probe_pending_ns + q.offset_ns AS probe_pending_ns, s.probed_ns, n.t_ns AS notified_ns, s.failed_ns, s.reason
 FROM seen AS s
@@ -124,7 +124,7 @@ STEP = View(
         ("process", "INTEGER", "The engine core."),
         ("step", "BIGINT", "Number of the step in it."),
         ("engine", "VARCHAR", "Engine id."),
-        ("at", "TIMESTAMP WITH TIME ZONE", "When it was made up, else begun."),
+        ("ts", "TIMESTAMP WITH TIME ZONE", "When it was made up, else begun."),
         ("scheduled_ns", "BIGINT", "The scheduler has made it up."),
         ("started_ns", "BIGINT", "The first worker begins."),
         ("forwarded_ns", "BIGINT", "The last worker's forward has ended."),
@@ -156,7 +156,7 @@ STEP = View(
   GROUP BY p.core, e.a
 )
 SELECT
-  process, step, engine, {at_time("coalesce(scheduled_ns, started_ns)")} AS at, scheduled_ns, started_ns, forwarded_ns,
+  process, step, engine, {at_time("coalesce(scheduled_ns, started_ns)")} AS ts, scheduled_ns, started_ns, forwarded_ns,
   connected_ns, ended_ns, tokens, requests, waiting, ranks, connector_ns, before_forward_ns
 FROM seen""",
 )

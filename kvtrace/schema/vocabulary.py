@@ -50,7 +50,7 @@ def _event_named_sql() -> str:
             branches.append(f"    WHEN {text(stage.name)} THEN map([{keys}], [{values}])")
     case = "\n".join(branches)
     return f"""SELECT
-  {at_time("e.t_ns")} AS at, e.t_ns, e.process, p.kind, p.engine, e.stage, e.request,
+  {at_time("e.t_ns")} AS ts, e.t_ns, e.process, p.kind, p.engine, e.stage, e.request,
   CASE e.stage
 {case}
     ELSE map(CAST([] AS VARCHAR[]), CAST([] AS BIGINT[]))
@@ -94,7 +94,7 @@ EVENT_NAMED = View(
     "event_named",
     "Events with their payload under its own names.",
     columns(
-        ("at", "TIMESTAMP WITH TIME ZONE", "When."),
+        ("ts", "TIMESTAMP WITH TIME ZONE", "When."),
         ("t_ns", "BIGINT", "When, unix ns."),
         ("process", "INTEGER", "Process that emitted it."),
         ("kind", "VARCHAR", "Kind of that process."),

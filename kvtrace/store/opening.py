@@ -77,8 +77,10 @@ def _create(path: Path) -> None:
         "duckdb": duckdb_version(),
     }
     with _connect(unborn) as connection:
+        connection.execute("BEGIN TRANSACTION")
         connection.execute(schema.ddl())
         connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+        connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
     unborn.replace(path)
 

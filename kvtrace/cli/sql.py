@@ -1,0 +1,135 @@
+"""`kvtrace sql`: a named query or a SELECT of the user's own, as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import decimal
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtrace import queries
+from kvtrace.errors import QueryError, UsageError
+from kvtrace.store import Rows, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_CELL_LETTERS_MAX = 60
+
+
+def command(
+    store: Annotated[Path | None, typer.Argument(help="The store, as `kvtrace record` made it.")] = None,
+    question: Annotated[list[str] | None, typer.Argument(help="A query's name, or SQL.", metavar="NAME|SELECT")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", help="A parameter of the query, name=value; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row, in an array.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="List the named queries and end.")] = False,
+) -> None:
+    """Ask a store a question in SQL, by a query's name or in full. Nothing it says can change the store."""
+    if as_json and as_csv:
+        raise UsageError("--json and --csv exclude each other")
+    if names:
+        sys.stdout.writelines(_catalogue(queries.load_all()))
+        return
+    if store is None or not question:
+        raise UsageError("name a store and a query: kvtrace sql RUN.duckdb NAME; --list names the queries")
+    rows = _answer(store, " ".join(question), _given(param or []))
+    if as_json:
+        sys.stdout.writelines(_json(rows))
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(rows.columns)
+        writer.writerows([[_plain(value) for value in row] for row in rows.values])
+    else:
+        sys.stdout.writelines(_table(rows))
+
+
+def _answer(path: Path, question: str, given: dict[str, str]) -> Rows:
+    with Store.open(path) as store:
+        if question in queries.names():
+            query = queries.load(question)
+            return store.select(query.sql, query.bind(given))
+        if question.replace("_", "").isalnum():
+            raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
+        wanted = store.parameters(question)
+        if wanted != given.keys():
+            missing = ", ".join(sorted(wanted - given.keys())) or "none"
+            excess = ", ".join(sorted(given.keys() - wanted)) or "none"
+            raise QueryError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
+        return store.select(question, given)
+
+
+def _given(pairs: list[str]) -> dict[str, str]:
+    given = {}
+    for pair in pairs:
+        name, is_pair, value = pair.partition("=")
+        if not is_pair or not name:
+            raise UsageError(f"--param wants name=value, not {pair!r}")
+        given[name.removeprefix("$")] = value
+    return given
+
+
+def _catalogue(known: list[queries.Query]) -> Iterable[str]:
+    """Yield a line per query and one per parameter."""
+    width = max(len(query.name) for query in known)
+    for query in known:
+        yield f"{query.name:<{width}}  {query.title}\n"
+        for parameter in query.parameters:
+            yield f"{'':<{width}}    {parameter.name}={parameter.sql_type}  {parameter.doc}\n"
+
+
+def _json(rows: Rows) -> Iterable[str]:
+    """Yield a JSON array, an object per row and line."""
+    yield "["
+    for index, row in enumerate(rows.values):
+        yield ",\n" if index else "\n"
+        values = {name: _plain(value) for name, value in zip(rows.columns, row, strict=True)}
+        yield json.dumps(values, ensure_ascii=False)
+    yield "\n]\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON and CSV have: times as ISO 8601, decimals as numbers."""
+    if isinstance(value, dt.datetime | dt.date):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
+
+
+def _table(rows: Rows) -> Iterable[str]:
+    """Yield aligned columns for a terminal: numbers to the right, long texts cut, control characters shown."""
+    if not rows.columns:
+        return
+    cells = [[_cell(value) for value in row] for row in rows.values]
+    widths = [max([len(name), *(len(row[at]) for row in cells)]) for at, name in enumerate(rows.columns)]
+    right = [kind.rstrip("[]") in {"BIGINT", "INTEGER", "DOUBLE", "HUGEINT"} for kind in rows.types]
+    for row in [list(rows.columns), ["-" * width for width in widths], *cells]:
+        parts = [f"{cell:>{w}}" if r else f"{cell:<{w}}" for cell, w, r in zip(row, widths, right, strict=True)]
+        yield "  ".join(parts).rstrip() + "\n"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(_plain(value)) if not isinstance(value, str) else value
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= _CELL_LETTERS_MAX else shown[: _CELL_LETTERS_MAX - 1] + "…"

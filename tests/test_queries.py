@@ -1,0 +1,227 @@
+"""Named queries as triples: a store with small round numbers, a query, the rows it gives."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from kvtrace import queries
+from kvtrace.errors import QueryError
+from kvtrace.store import Store
+from tests.sample_store import Sample
+from tests.test_schema import append_events, append_process
+
+MS = 1_000_000
+PATH = (
+    ("router.decide", "coordination", "router", "", 10),
+    ("prefill.queue", "compute.queue", "prefill", "a slot", 20),
+    ("prefill.forward", "compute.run", "prefill", "", 30),
+    ("wire", "transfer", "transfer", "", 40),
+)
+LONG = (*PATH, ("unattributed", "unattributed", "process", "", 100))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.duckdb"
+
+
+def ask(path, name: str, **given: str) -> list[dict]:
+    with Store.open(path) as store:
+        query = queries.load(name)
+        return store.rows(query.sql, query.bind(given))
+
+
+def write_requests(path) -> None:
+    sample = Sample()
+    sample.add("r1", PATH, ())
+    sample.add("r2", LONG, (("registration", "coordination", "decode", 5, 8, 40),), start_ms=500)
+    sample.write(path)
+
+
+@pytest.mark.parametrize("query", queries.load_all(), ids=lambda query: query.name)
+def test_header_is_what_the_database_says(path, query):
+    """Title, parameters, columns and types as documented; an empty store gives an answer, not an error."""
+    Store.open(path, "write").close()
+    with Store.open(path) as store:
+        rows = store.select(query.sql, query.bind({}))
+        parameters = store.parameters(query.sql)
+
+    assert query.title.endswith(".")
+    assert [p.name for p in query.parameters] == sorted(parameters, key=[p.name for p in query.parameters].index)
+    assert parameters == {p.name for p in query.parameters}
+    assert [(c.name, c.sql_type) for c in query.columns] == list(zip(rows.columns, rows.types, strict=True))
+    assert "HUGEINT" not in rows.types
+
+
+def test_the_first_queries_are_there():
+    assert {"slowest_requests", "shares_by_class", "causes", "transfers", "steps", "drops"} <= set(queries.names())
+
+
+def test_slowest_requests(path):
+    write_requests(path)
+
+    rows = ask(path, "slowest_requests", limit="1")
+
+    assert [(r["request_id"], r["ttft_ms"], r["coordination_ms"], r["top_cause"], r["top_cause_ms"]) for r in rows] == [
+        ("r2", 200.0, 10.0, "unattributed", 100.0)
+    ]
+    assert [row["request_id"] for row in ask(path, "slowest_requests")] == ["r2", "r1"]
+    assert ask(path, "slowest_requests", mode="pull") == []
+
+
+def test_a_parameter_is_bound_and_never_pasted(path):
+    write_requests(path)
+
+    assert ask(path, "slowest_requests", mode="push' OR '1'='1") == []
+
+
+def test_shares_by_class(path):
+    write_requests(path)
+
+    rows = ask(path, "shares_by_class")
+
+    assert [(r["class"], r["requests"], r["share"], r["mean_ms"], r["p50_ms"]) for r in rows] == [
+        ("compute.run", 2, 0.2, 30.0, 30.0),
+        ("compute.queue", 2, pytest.approx(40 / 300), 20.0, 20.0),
+        ("coordination", 2, pytest.approx(20 / 300), 10.0, 10.0),
+        ("transfer", 2, pytest.approx(80 / 300), 40.0, 40.0),
+        ("unattributed", 2, pytest.approx(100 / 300), 50.0, 50.0),
+    ]
+
+
+def test_causes(path):
+    write_requests(path)
+
+    rows = ask(path, "causes")
+
+    assert [(r["cause"], r["class"], r["requests"], r["total_ms"], r["p50_ms"]) for r in rows] == [
+        ("unattributed", "unattributed", 1, 100.0, 100.0),
+        ("wire", "transfer", 2, 80.0, 40.0),
+        ("prefill.forward", "compute.run", 2, 60.0, 30.0),
+        ("prefill.queue", "compute.queue", 2, 40.0, 20.0),
+        ("router.decide", "coordination", 2, 20.0, 10.0),
+    ]
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+    assert all(row["remedy"] for row in rows)
+
+
+def test_hidden_work(path):
+    write_requests(path)
+
+    rows = ask(path, "hidden_work")
+
+    assert [(r["cause"], r["requests"], r["p50_ms"], r["slack_min_ms"]) for r in rows] == [
+        ("registration", 1, 8.0, 40.0)
+    ]
+
+
+def test_registrations_are_late_or_in_time(path):
+    rows = [(10, "P", "D", 40 * MS), (11, "P", "D", 20 * MS), (12, "P", "D", -30 * MS), (13, "P", "D", None)]
+    names = ("request_key", "prefill_engine", "decode_engine", "registration_late_ns")
+    with Store.open(path, "write") as store:
+        store.append("request", pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows]))
+
+    assert ask(path, "registrations") == [
+        {
+            "prefill_engine": "P", "decode_engine": "D", "requests": 3, "late": 2, "late_share": pytest.approx(2 / 3),
+            "late_p50_ms": 30.0, "late_max_ms": 40.0, "slack_p50_ms": 30.0,
+        }
+    ]  # fmt: skip
+
+
+def test_transfers(path):
+    """The bracket runs from the last poll that said pending to the first sign of completion."""
+    with Store.open(path, "write") as store:
+        append_process(store, 1, kind="core", engine_id="P")
+        append_events(
+            store,
+            (1, "transfer.prepared", 3, "p-1", "d-1", 9, 4, 0, 0),
+            (1, "transfer.post_started", 4, "p-1", "", 9, 0, 0, 0),
+            (1, "transfer.post_ended", 5, "p-1", "", 9, 1048576, 4, 0),
+            (1, "transfer.done", 9, "p-1", "", 9, -993 * MS, 3, 0),
+            (1, "transfer.post_started", 14, "p-2", "", 10, 0, 0, 0),
+            (1, "transfer.failed", 15, "p-2", "gone", 10, 0, 0, 0),
+        )
+
+    row = ask(path, "transfers")[0]
+
+    assert (row["transfers"], row["failed"], row["unfinished"], row["moved_mib"]) == (2, 1, 0, 1.0)
+    assert (row["post_p50_us"], row["bracket_p50_ms"], row["seen_p50_ms"]) == (1000.0, 2.0, 5.0)
+    assert row["done_at_post_share"] == 0.0
+
+
+def test_steps(path):
+    with Store.open(path, "write") as store:
+        append_process(store, 1, kind="core", engine_id="P")
+        for step, begin in ((1, 0), (2, 20)):
+            append_events(
+                store,
+                (1, "step.scheduled", begin + 1, "", "", step, 10 * step, step, 0),
+                (1, "step.started", begin + 2, "", "", step, 0, 0, 0),
+                (1, "step.forwarded", begin + 8, "", "", step, 0, 0, 0),
+                (1, "step.connected", begin + 9, "", "", step, 0, 1_000_000, 0),
+                (1, "step.ended", begin + 11, "", "", step, 0, 0, 0),
+            )
+
+    row = ask(path, "steps")[0]
+
+    assert (row["engine"], row["steps"], row["tokens_per_step"], row["requests_per_step"]) == ("P", 2, 15.0, 1.5)
+    assert (row["step_p50_ms"], row["forward_p50_ms"], row["connector_p50_us"]) == (10.0, 6.0, 1000.0)
+    assert row["connector_share"] == pytest.approx(0.1)
+
+
+def test_drops_name_process_and_stage(path):
+    with Store.open(path, "write") as store:
+        append_process(store, 1, kind="core", engine_id="P")
+        lost = {"process": [1, 1], "stage": ["step.started", ""], "lost_records": [5, 2]}
+        store.append("loss", pa.table(lost))
+
+    rows = ask(path, "drops")
+
+    assert [(r["process"], r["engine"], r["stage"], r["lost_records"]) for r in rows] == [
+        (1, "P", "step.started", 5),
+        (1, "P", "", 2),
+    ]
+
+
+def test_engines_and_processes(path):
+    write_requests(path)
+    with Store.open(path, "write") as store:
+        append_process(store, 1, pid=1, kind="core", engine_id="P0", role="kv_producer")
+        append_process(store, 2, pid=2, kind="router")
+        append_events(
+            store, (1, "step.scheduled", 1, "", "", 1, 1, 1, 0), (2, "router.received", 1, "r", "", 0, 0, 0, 0)
+        )
+        engine = store.rows("SELECT prefill_engine FROM request LIMIT 1")[0]["prefill_engine"]
+        append_process(store, 3, pid=3, kind="core", engine_id=engine, role="kv_producer")
+
+    found = {row["engine"]: row for row in ask(path, "engines")}
+
+    assert found[engine]["requests"] == 2
+    assert [(r["process"], r["kind"], r["events"]) for r in ask(path, "processes")] == [
+        (1, "core", 1), (2, "router", 1), (3, "core", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"limit": "ten"}, "limit wants a BIGINT"), ({"limits": "1"}, "has no parameter limits; it has mode, limit")],
+)
+def test_a_wrong_parameter_is_named(given, said):
+    with pytest.raises(QueryError, match=said):
+        queries.load("slowest_requests").bind(given)
+
+
+def test_an_unknown_query_is_named():
+    with pytest.raises(QueryError, match="there is no query ../../secret"):
+        queries.load("../../secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("SELECT 1", "has no title"), ("-- Title.\n--\n-- what is this\nSELECT 1", "neither a parameter nor a column")],
+)
+def test_a_header_that_documents_nothing_is_refused(text, said):
+    with pytest.raises(QueryError, match=said):
+        queries.parse("bad", text)

@@ -1,0 +1,174 @@
+"""The schema: what is documented is what DuckDB has, and everything derives from the vocabulary."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from kvtrace import schema, stages
+from kvtrace.errors import QueryError
+from kvtrace.store import Store
+from tests.golden_files import check_golden
+
+MS = 1_000_000
+PARTS = [*schema.TABLES, *schema.VIEWS]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "run.duckdb", "write") as opened:
+        yield opened
+
+
+def append_events(store: Store, *rows: tuple) -> None:
+    """Append (process, stage, t_ms, request, ref, a, b, c, d) rows."""
+    names = ("process", "stage", "t_ns", "request", "ref", "a", "b", "c", "d")
+    values = [dict(zip(names, (row[0], row[1], row[2] * MS, *row[3:]), strict=True)) for row in rows]
+    store.append("event", pa.Table.from_pylist(values))
+
+
+def append_process(
+    store: Store, process: int, *, pid: int = 0, parent: int = 0, started_ns: int = 0, **facts: str
+) -> None:
+    store.append(
+        "process",
+        pa.table(
+            {
+                "process": [process],
+                "series": [f"s{process}"],
+                "host": ["h"],
+                "domain": ["d"],
+                "pid": [pid],
+                "parent_pid": [parent],
+                "started_ns": [started_ns],
+                "offset_ns": [1000 * MS],
+                "lost_records": [0],
+                "facts": pa.array([sorted(facts.items())], pa.map_(pa.string(), pa.string())),
+            }
+        ),
+    )
+
+
+def test_the_ddl_is_as_reviewed():
+    """Every change of the schema shows as a diff, beside which SCHEMA_VERSION is to be thought of."""
+    check_golden("schema.sql", schema.ddl())
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_documented_columns_are_the_real_ones(store, part):
+    real = store.rows(f"DESCRIBE {part.name}")
+
+    assert [(c.name, c.sql_type) for c in part.columns] == [
+        (row["column_name"], "stage" if row["column_type"].startswith("ENUM") else row["column_type"]) for row in real
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_column_carries_its_comment_in_the_file(store, part):
+    found = store.rows(
+        "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = $name ORDER BY column_index",
+        {"name": part.name},
+    )
+
+    assert [(c.name, c.doc) for c in part.columns] == [(row["column_name"], row["comment"]) for row in found]
+
+
+def test_no_column_is_wider_than_grafana_reads(store):
+    """HUGEINT arrives there as text, and NULL in an unsigned column not at all."""
+    types = {row["data_type"] for row in store.rows("SELECT data_type FROM duckdb_columns() WHERE NOT internal")}
+
+    assert types <= {
+        "VARCHAR", "INTEGER", "BIGINT", "BIGINT[]", "DOUBLE", "BOOLEAN", "TIMESTAMP WITH TIME ZONE",
+        "MAP(VARCHAR, VARCHAR)", "MAP(VARCHAR, BIGINT)", *(t for t in types if t.startswith("ENUM")),
+    }  # fmt: skip
+
+
+def test_the_stage_type_is_the_vocabulary(store):
+    rows = store.rows("SELECT stage, code FROM vocabulary ORDER BY code")
+
+    assert {row["stage"]: row["code"] for row in rows} == {stage.name: stage.code for stage in stages.STAGES}
+    assert {row["cause"] for row in store.rows("SELECT cause FROM cause")} == {cause.name for cause in stages.CAUSES}
+
+
+def test_a_stage_that_is_not_declared_is_refused(store):
+    with pytest.raises(QueryError):
+        append_events(store, (1, "no.such", 1, "", "", 0, 0, 0, 0))
+
+
+def test_events_carry_their_payload_under_its_names(store):
+    append_process(store, 1, kind="core", engine_id="P")
+    append_events(
+        store, (1, "step.scheduled", 5, "", "", 7, 100, 3, 2), (1, "tracing.disabled", 6, "", "why", 0, 0, 0, 0)
+    )
+
+    rows = store.rows("SELECT kind, engine, payload, ref FROM event_named ORDER BY t_ns")
+
+    assert rows == [
+        {"kind": "core", "engine": "P", "payload": {"step": 7, "tokens": 100, "requests": 3, "waiting": 2}, "ref": ""},
+        {"kind": "core", "engine": "P", "payload": {}, "ref": "why"},
+    ]
+
+
+def test_a_step_joins_its_scheduler_and_all_its_workers(store):
+    """It ends with the slowest rank; a step of the same number in another engine stays apart."""
+    append_process(store, 1, pid=10, kind="core", engine_id="P")
+    append_process(store, 2, pid=11, parent=10, started_ns=1, kind="worker", engine_id="P", rank="0")
+    append_process(store, 3, pid=12, parent=10, started_ns=1, kind="worker", engine_id="P", rank="1")
+    append_process(store, 4, pid=20, kind="core", engine_id="D")
+    append_events(
+        store,
+        (1, "step.scheduled", 1, "", "", 5, 64, 2, 0),
+        (2, "step.started", 2, "", "", 5, 0, 0, 0),
+        (3, "step.started", 3, "", "", 5, 1, 0, 0),
+        (2, "step.forwarded", 8, "", "", 5, 0, 0, 0),
+        (3, "step.forwarded", 9, "", "", 5, 1, 0, 0),
+        (2, "step.connected", 10, "", "", 5, 0, 400, 300),
+        (3, "step.connected", 11, "", "", 5, 1, 700, 100),
+        (1, "step.ended", 12, "", "", 5, 0, 0, 0),
+        (4, "step.scheduled", 1, "", "", 5, 1, 1, 0),
+    )
+
+    rows = store.rows("SELECT * EXCLUDE (ts, waiting) FROM step ORDER BY process")
+
+    assert len(rows) == 2
+    assert rows[0] == {
+        "process": 1, "step": 5, "engine": "P", "scheduled_ns": 1 * MS, "started_ns": 2 * MS, "forwarded_ns": 9 * MS,
+        "connected_ns": 11 * MS, "ended_ns": 12 * MS, "tokens": 64, "requests": 2, "ranks": 2, "connector_ns": 700,
+        "before_forward_ns": 300,
+    }  # fmt: skip
+
+
+def test_a_transfer_shows_both_ends_of_its_bracket_and_its_notification(store):
+    """The last pending poll is stamped on the monotonic clock and shown, like everything, as unix ns."""
+    append_process(store, 1, kind="core", engine_id="P")
+    append_process(store, 2, kind="core", engine_id="D")
+    append_events(
+        store,
+        (2, "transfer.notified", 1, "d-1", "", 0, 0, 0, 0),  # an earlier life of that id
+        (1, "transfer.prepared", 3, "p-1", "d-1", 9, 4, 0, 0),
+        (1, "transfer.post_started", 4, "p-1", "", 9, 0, 0, 0),
+        (1, "transfer.post_ended", 5, "p-1", "", 9, 4096, 4, 0),
+        (1, "transfer.done", 9, "p-1", "", 9, -993 * MS, 3, 0),
+        (2, "transfer.notified", 8, "d-1", "", 0, 0, 0, 0),
+    )
+
+    row = store.rows("SELECT * FROM transfer")[0]
+
+    assert (row["engine"], row["request"], row["remote_request"], row["moved_bytes"], row["descriptors"]) == (
+        "P", "p-1", "d-1", 4096, 4,
+    )  # fmt: skip
+    assert (row["post_started_ns"], row["post_ended_ns"], row["last_pending_ns"], row["done_ns"], row["notified_ns"]) == (
+        4 * MS, 5 * MS, 7 * MS, 9 * MS, 8 * MS,
+    )  # fmt: skip
+    assert row["polls"] == 3
+    assert row["failed_ns"] is None
+
+
+def test_an_api_server_belongs_to_the_engine_that_it_started(store):
+    append_process(store, 1, pid=10, kind="api")
+    append_process(store, 2, pid=11, parent=10, started_ns=5, kind="core", engine_id="P")
+
+    assert store.rows("SELECT process, core, engine FROM engine_process ORDER BY process") == [
+        {"process": 1, "core": 1, "engine": "P"},
+        {"process": 2, "core": 2, "engine": "P"},
+    ]
