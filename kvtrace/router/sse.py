@@ -12,7 +12,7 @@ _DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_
 class ContentCounter:
     """Reads a stream's bytes as they pass, however they are cut, and counts the events that carry content.
 
-    Content is a non-empty text, message, reasoning or tool call; a chunk that only names the role is none, nor is
+    Content is a non-empty text, list of token ids, message, reasoning or tool call; a chunk that only names the role is none, nor is
     one that only carries usage.
     """
 
@@ -61,7 +61,7 @@ def has_content(event: dict[str, Any]) -> bool:
     for choice in choices:
         if not isinstance(choice, dict):
             continue
-        if choice.get("text"):
+        if choice.get("text") or choice.get("token_ids"):
             return True
         delta = choice.get("delta")
         if isinstance(delta, dict) and any(delta.get(name) for name in _DELTA_CONTENT):
