@@ -12,8 +12,8 @@ _DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_
 class ContentCounter:
     """Reads a stream's bytes as they pass, however they are cut, and counts the events that carry content.
 
-    Content is a non-empty text, list of token ids, message, reasoning or tool call; a chunk that only names the role is none, nor is
-    one that only carries usage.
+    Content is a non-empty text, list of token ids, message, reasoning or tool call; a chunk that only names the role
+    is none, nor is one that only carries usage.
     """
 
     def __init__(self) -> None:
