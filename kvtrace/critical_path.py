@@ -76,7 +76,7 @@ def _merged(segments: list[Segment]) -> list[Segment]:
     merged: list[Segment] = []
     for segment in segments:
         if merged and replace(merged[-1], start_ns=0, end_ns=0) == replace(segment, start_ns=0, end_ns=0):
-            segment = replace(segment, start_ns=merged.pop().start_ns)  # noqa: PLW2901
+            segment = replace(segment, start_ns=merged.pop().start_ns)  # noqa: PLW2901 -- the merged piece goes on as this one
         merged.append(segment)
     return merged
 
@@ -136,7 +136,7 @@ def _divide(
     if edge.split == "registration":
         return _divide_registration(start_ns, end_ns, graph, request, around)
     if edge.split == "handshake":
-        return _divide_handshake(edge, start_ns, end_ns, request)
+        return _divide_handshake(edge, start_ns, end_ns, request, around)
     waited_for = "nothing that was recorded" if edge.cause is stages.UNKNOWN else edge.after.name
     return [Part(start_ns, end_ns, edge.cause.name, waited_for)]
 
@@ -167,7 +167,9 @@ def _divide_registration(
         if name == stages.DECODE_ALLOCATED.name:
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
-            parts.append(Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for))
+            late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
+            decode = around.timelines.get(request.decode_engine, _EMPTY)
+            parts.extend(evidence.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
     parts.extend(evidence.divide_sender_wait(arrival_ns, end_ns, sender))
@@ -194,18 +196,12 @@ def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around
     ]
 
 
-def _divide_handshake(edge: stages.Edge, start_ns: int, end_ns: int, request: Request) -> list[Part]:
-    """Divide the time to prepare a transfer: a handshake of the request itself, then the preparing."""
-    started = request.events.get(stages.HANDSHAKE_STARTED.name, ())
-    ended = request.events.get(stages.HANDSHAKE_ENDED.name, ())
-    begins = [event.t_ns for event in started if start_ns <= event.t_ns < end_ns]
-    if not begins:
-        return [Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors to be worked out")]
-    begin_ns = min(begins)
-    stop_ns = max((event.t_ns for event in ended if begin_ns <= event.t_ns <= end_ns), default=end_ns)
-    parts = [
-        Part(start_ns, begin_ns, edge.cause.name, "the handshake to begin"),
-        Part(begin_ns, stop_ns, stages.HANDSHAKE.name, "the peer's agent metadata"),
-        Part(stop_ns, end_ns, edge.cause.name, "blocks and descriptors to be worked out"),
-    ]
-    return [part for part in parts if part.end_ns > part.start_ns]
+def _divide_handshake(
+    edge: stages.Edge, start_ns: int, end_ns: int, request: Request, around: Surroundings
+) -> list[Part]:
+    """Divide the time to prepare a transfer: a handshake of the side that drives it with the other, then preparing."""
+    driver, peer = request.prefill_engine, request.decode_engine
+    if request.mode == "pull":
+        driver, peer = peer, driver
+    part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
+    return evidence.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer)

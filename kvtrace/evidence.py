@@ -29,12 +29,18 @@ class Part(NamedTuple):
 
 
 class Timeline:
-    """The steps of one engine in order, and the sender threads of its workers."""
+    """The steps of one engine in order, the sender threads of its workers, its handshakes as (start, end, peer)."""
 
-    def __init__(self, steps: Iterable[Step] = (), senders: Mapping[int, list[Awake]] | None = None) -> None:
+    def __init__(
+        self,
+        steps: Iterable[Step] = (),
+        senders: Mapping[int, list[Awake]] | None = None,
+        handshakes: Iterable[tuple[int, int, str]] = (),
+    ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
         self.by_number = {step.step: step for step in self.steps}
         self.senders = dict(senders or {})
+        self.handshakes = sorted(handshakes)
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
@@ -63,6 +69,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
     """Return per engine id its steps and sender threads, from all events of a run."""
     raw: dict[str, dict[int, dict[str, list[Event]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    handshakes: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         process = processes.get(event.process)
         if process is None:
@@ -71,11 +78,14 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             raw[process.engine][event.a][event.stage].append(event)
         elif event.stage.startswith("sender.") and event.stage != stages.SENDER_PICKED.name:
             senders[process.engine][event.process].append(event)
-    engines = set(raw) | set(senders)
+        elif event.stage.startswith("handshake."):
+            handshakes[process.engine].append(event)
+    engines = set(raw) | set(senders) | set(handshakes)
     return {
         engine: Timeline(
             [_step(number, found) for number, found in raw[engine].items() if found],
             {process: _awake(seen) for process, seen in senders[engine].items()},
+            _handshakes(handshakes[engine]),
         )
         for engine in engines
     }
@@ -116,6 +126,34 @@ def _awake(seen: list[Event]) -> list[Awake]:
     if woke is not None:
         stretches.append(Awake(woke.t_ns, 2**63 - 1, woke.t_ns - woke.c if woke.c else 0))
     return stretches
+
+
+def _handshakes(seen: list[Event]) -> list[tuple[int, int, str]]:
+    """Return (start, end, peer engine) of every handshake of one engine; one that never ended ends with time."""
+    spans = []
+    begun: dict[tuple[int, str], int] = {}
+    for event in sorted(seen):
+        key = (event.process, event.ref)
+        if event.stage == stages.HANDSHAKE_STARTED.name:
+            begun.setdefault(key, event.t_ns)
+        elif key in begun:
+            spans.append((begun.pop(key), event.t_ns, event.ref))
+    return spans + [(start_ns, 2**63 - 1, peer) for (_, peer), start_ns in begun.items()]
+
+
+def divide_by_handshake(part: Part, timeline: Timeline, peer: str) -> list[Part]:
+    """Divide a stretch by the engine's handshakes with that peer: while one is under way, that is the cause."""
+    parts: list[Part] = []
+    at_ns = part.start_ns
+    for start_ns, end_ns, engine in timeline.handshakes:
+        begin_ns, stop_ns = max(at_ns, start_ns), min(part.end_ns, end_ns)
+        if engine != peer or stop_ns <= begin_ns:
+            continue
+        parts.append(part._replace(start_ns=at_ns, end_ns=begin_ns))
+        parts.append(Part(begin_ns, stop_ns, stages.HANDSHAKE.name, f"agent metadata of {peer}"))
+        at_ns = stop_ns
+    parts.append(part._replace(start_ns=at_ns))
+    return [one for one in parts if one.end_ns > one.start_ns]
 
 
 # Dividing a wait -----------------------------------------------------------------------------------------

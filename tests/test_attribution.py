@@ -275,3 +275,14 @@ def test_hidden_work_may_grow_by_its_slack_and_no_more(longer_ms: float) -> None
     answer = push(4 + longer_ms).answer()
 
     assert answer.ttft_ns == pytest.approx(60 * MS + max(0.0, longer_ms - 30) * MS, abs=2)
+
+
+def test_first_contact_is_the_handshake_and_not_the_preparing() -> None:
+    """P shakes hands with D between match and descriptors: 40 ms that the pair pays once."""
+    trace = push().shifted(35.2, 40)
+    trace.at(35.2, stages.HANDSHAKE_STARTED, process=P, ref="engine-d")
+    trace.at(75.2, stages.HANDSHAKE_ENDED, "", 0, 1, process=P, ref="engine-d")
+    causes = causes_ms(trace.answer())
+
+    assert causes["handshake"] == pytest.approx(40)
+    assert causes["prepare"] == pytest.approx(1)
