@@ -64,7 +64,6 @@ class Emitter(Series, NullEmitter):
         super().__init__(folder, budget_bytes)
         self._begin_lock = threading.Lock()
         self._disabling = iter((True,))
-        folder.mkdir(parents=True, exist_ok=True)
         self.begin(reserve=True)
         self.start_thread(self.disable)
         self._begun = True
@@ -95,11 +94,12 @@ class Emitter(Series, NullEmitter):
         stage = 0
         try:
             stamp_ns = _whole(t_ns, 0, _INT_MAX) or _now()
-            stage = _whole(code, 0, wire.VOID - 1)
+            stage = _whole(code, 0, wire.VOID)
             values = tuple(_whole(value, -_INT_MAX - 1, _INT_MAX) for value in numbers)
             if not self._begun:
                 self._begin_in_child()
-            if not self.put(stage, stamp_ns, values, _text(request), _text(ref)):
+            is_stage = 0 < stage < wire.VOID
+            if not is_stage or not self.put(stage, stamp_ns, values, _text(request), _text(ref)):
                 self.drop(stage)
         except Exception as error:  # noqa: BLE001 - tracing never raises into its host
             self.drop(stage)
@@ -187,7 +187,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def tracer() -> NullEmitter:
     """Return the process-wide emitter; one that does nothing when KVTRACE_SPOOL is unset or its folder unusable."""
-    global _tracer  # noqa: PLW0603
+    global _tracer  # noqa: PLW0603 - one tracer a process
     if _tracer is None:
         with _tracer_lock:
             if _tracer is None:

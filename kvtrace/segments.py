@@ -141,7 +141,7 @@ class SegmentFile:
 
     def poll(self) -> Batch:
         """Return the whole records not yet returned."""
-        self._look_at_writer()
+        was_left = self._sealed or self._look_at_writer()
         taken = self._reread_holes()
         while True:
             block, committed = self._read(self.consumed, BLOCK_RECORDS)
@@ -155,7 +155,8 @@ class SegmentFile:
                 break
         if self._holes and any(map(len, taken)):
             taken += self._reread_holes()  # a string whose chunk became whole between two looks
-        if self._sealed and self._holes:
+        self._sealed = was_left and (not self._holes or time.monotonic_ns() - self._left_ns > GRACE_NS)
+        if self._sealed:
             self._unfinished += len(self._holes)
             self._holes.clear()
         records = np.concatenate([_columns(part) for part in taken]).view(RECORD)[:, 0] if taken else _NO_RECORDS
@@ -165,18 +166,13 @@ class SegmentFile:
 
     # The writer --------------------------------------------------------------------------------------
 
-    def _look_at_writer(self) -> None:
-        """Find out whether the writer has left the file, before its records are read."""
-        if self._sealed:
-            return
+    def _look_at_writer(self) -> bool:
+        """Return whether the writer has left the file, and note since when that is known; a dead one fills no hole."""
         if self._can_see_writer and clock.process_start_ticks(self.header.pid) != self.header.start_ticks:
-            self._left_ns = 1
-            self._sealed = True
-            return
-        if not self._left_ns and self._was_left():
+            self._left_ns = -GRACE_NS - 1
+        elif not self._left_ns and self._was_left():
             self._left_ns = time.monotonic_ns()
-        waited = self._left_ns and time.monotonic_ns() - self._left_ns > GRACE_NS
-        self._sealed = bool(self._left_ns) and (not self._holes or bool(waited))
+        return self._left_ns != 0
 
     def _was_left(self) -> bool:
         mark = os.pread(self._descriptor, wire.COUNTER.size, wire.SEALED_OFFSET)

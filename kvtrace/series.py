@@ -152,8 +152,8 @@ class Series:
                 self.fail(error)
                 return
 
-    def _grow(self, *, anew: bool = False) -> Window:
-        window = self._spool.grow(anew=anew)
+    def _grow(self) -> Window:
+        window = self._spool.grow()
         segment = window[3].segment
         if segment is not None and segment not in self._segments:
             for code, count in self.dropped().items():
@@ -204,9 +204,9 @@ class Series:
             return
         left, self._segments = self._segments, []
         window = empty_window()
+        self._spool.leave()
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            window = self._grow(anew=True)
+            window = self._grow()
         except OSError as error:
             self.fail(error)
         self._window = window

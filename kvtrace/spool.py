@@ -193,15 +193,21 @@ class Spool:
         self._grown_ns = 0
         self._window_bytes = FIRST_BYTES
 
-    def grow(self, *, anew: bool = False) -> Window:
-        """Return the window that follows the newest, in a new file if `anew` or due; raise OSError without room."""
+    def leave(self) -> None:
+        """Have the next window begin a new file."""
+        self._segment = None
+
+    def grow(self) -> Window:
+        """Return the window that follows the newest, in the same file or a new one; raise OSError without room."""
+        if self._segment is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         now_ns = time.monotonic_ns()
         pressed = now_ns - self._grown_ns < PRESSED_NS
         size = self._next_bytes(pressed=pressed)
         fault_bytes = 0 if pressed else FAULT_BYTES_MAX
         segment = self._segment
         is_full = segment is not None and segment.end + size > (SEGMENT_BYTES_MAX if pressed else ROTATE_BYTES)
-        if segment is None or is_full or anew:
+        if segment is None or is_full:
             window = self._create(size, fault_bytes)
         else:
             start = segment.end

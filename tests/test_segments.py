@@ -1,0 +1,396 @@
+"""The reader: whole records only, each once, whatever state the file is in and while others write it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtrace import clock, emit, segments, stages, wire
+from kvtrace.errors import SpoolError
+from kvtrace.segments import SegmentFile
+from tests import spooled
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    from kvtrace.segments import Batch
+
+ENQUEUED = stages.PREFILL_ENQUEUED.code
+DONE = stages.TRANSFER_DONE.code
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """One file: 300 events with a new request id every 25, of a process that is gone by another host's reckoning."""
+    tracer = emit.Emitter(tmp_path / "spool")
+    tracer.fact("kind", "core")
+    for number in range(300):
+        tracer.emit(
+            ENQUEUED, f"cmpl-kvt-{number // 25:032x}-0-00000000", number, ref=f"ref {number % 7}", t_ns=1 + number
+        )
+    tracer.close()
+    return min((tmp_path / "spool").glob("*.kvt"))
+
+
+def place(data: bytes | bytearray, number: int) -> int:
+    """Return the offset of the event with this number."""
+    offsets = range(4096, len(data) - 63, 64)
+    return next(o for o in offsets if wire.RECORD.unpack_from(data, o)[1:8:6] == (number, ENQUEUED))
+
+
+def numbers(batch: Batch) -> list[int]:
+    return [event.numbers[0] for event in spooled.events_of(batch) if event.code == ENQUEUED]
+
+
+@settings(max_examples=150, deadline=None)
+@given(cut=st.integers(0, 400 * 64 + 4096))
+def test_any_truncation_yields_the_whole_records_before_it(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    tracer = emit.Emitter(folder)
+    for number in range(100):
+        tracer.emit(ENQUEUED, f"request {number // 3}", number, ref="x" * number, t_ns=1 + number)
+    tracer.close()
+    path = min(folder.glob("*.kvt"))
+    data = path.read_bytes()
+    (folder / "cut.kvt").write_bytes(data[:cut])
+
+    if cut < wire.HEADER_BYTES:
+        with pytest.raises(SpoolError, match=r"cut\.kvt"):
+            SegmentFile.open(folder / "cut.kvt")
+        return
+    codes = [wire.RECORD.unpack_from(data, offset)[7] for offset in range(4096, cut - 63, 64)]
+    events = spooled.events_of(SegmentFile.open(folder / "cut.kvt").poll())
+    assert [e.numbers[0] for e in events if e.code == ENQUEUED] == list(range(codes.count(ENQUEUED)))
+    assert all(e.request == f"request {e.numbers[0] // 3}" for e in events if e.code == ENQUEUED)
+    assert all(e.ref == "x" * e.numbers[0] for e in events if e.code == ENQUEUED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=6), st.data())
+def test_it_can_be_resumed_anywhere(tmp_path_factory: pytest.TempPathFactory, cuts: list[int], data: Any) -> None:
+    """Stop after any number of bytes, open again at the position noted: every record comes once, in order."""
+    folder = tmp_path_factory.mktemp("resume")
+    tracer = emit.Emitter(folder)
+    for number in range(300):
+        tracer.emit(ENQUEUED, f"request {number // 3}", number, t_ns=1 + number)
+    tracer.close()
+    whole = min(folder.glob("*.kvt")).read_bytes()
+    path = folder / "grows.kvt"
+    seen, position = [], (0, ())
+    for cut in [*sorted(cuts), 1000]:
+        path.write_bytes(whole[: 4096 + cut * 64 + data.draw(st.integers(0, 63))])
+        file = SegmentFile.open(path, *position)
+        seen += numbers(file.poll())
+        position = (file.consumed, file.holes)
+        file.close()
+
+    assert seen == list(range(300))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage" * 1000, os.urandom(9000), b"kvtrace\n", b"kvtrace\n" + bytes(9000)]
+)
+def test_a_foreign_file_is_named_with_the_reason(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign.kvt"
+    path.write_bytes(content)
+
+    with pytest.raises(SpoolError, match=r"foreign\.kvt: "):
+        SegmentFile.open(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.kvt", tmp_path):
+        with pytest.raises(SpoolError, match=str(path)):
+            SegmentFile.open(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=64, max_size=64 * 50), st.booleans())
+def test_garbage_behind_a_good_header_invents_nothing(
+    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, commits: bool
+) -> None:
+    """Even with commit words that look right, a record must make sense to be returned."""
+    path = tmp_path_factory.mktemp("garbage") / "x.kvt"
+    header = wire.SegmentHeader("s", 0, 1000, 1, 1, 1, 1, 1, 1, 1, 1, "h", "h", "b", "d", wire.vocabulary_print())
+    body = bytearray(garbage[: len(garbage) // 64 * 64])
+    if commits:
+        for offset in range(0, len(body), 64):
+            wire.COUNTER.pack_into(body, offset + 56, 4096 + offset)
+    path.write_bytes(wire.pack_header(header) + body)
+
+    for event in spooled.events_of(SegmentFile.open(path).poll()):
+        assert event.code in stages.BY_CODE
+        assert event.t_ns > 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(4096, 4096 + 64 * 340), st.integers(1, 255))
+def test_one_flipped_byte_never_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, offset: int, flip: int
+) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    tracer = emit.Emitter(folder)
+    for number in range(300):
+        tracer.emit(ENQUEUED, f"request {number // 25}", number, t_ns=1 + number)
+    tracer.close()
+    path = min(folder.glob("*.kvt"))
+    data = bytearray(path.read_bytes())
+    data[offset] ^= flip
+    path.write_bytes(data)
+
+    batch = SegmentFile.open(path).poll()
+    assert 300 - 25 <= len(numbers(batch)) <= 301
+
+
+def test_a_hole_holds_nothing_up_and_is_filled_later(written: Path) -> None:
+    data = bytearray(written.read_bytes())
+    offset = place(data, 200)
+    whole = bytes(data[offset : offset + 64])
+    data[offset : offset + 64] = bytes(64)
+    wire.COUNTER.pack_into(data, wire.SEALED_OFFSET, 0)
+    written.write_bytes(data)
+    file = SegmentFile.open(written)
+    before = numbers(file.poll())
+    assert file.holes == ((offset - 4096) // 64,)
+    assert not file.sealed
+
+    with written.open("r+b") as out:
+        out.seek(offset)
+        out.write(whole)
+    after = numbers(file.poll())
+
+    assert len(before) == 299
+    assert sorted(before + after) == list(range(300))
+    assert file.holes == ()
+
+
+def test_a_hole_counts_as_lost_once_the_file_is_left(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(written.read_bytes())
+    offset = place(data, 200)
+    data[offset : offset + 64] = bytes(64)
+    written.write_bytes(data)
+    file = SegmentFile.open(written)
+    file.poll()
+    assert not file.sealed, "its thread may still fill it"
+
+    assert file.holes == ((offset - 4096) // 64,)
+    monkeypatch.setattr(segments, "GRACE_NS", 0)
+    batch = file.poll()
+    assert file.sealed
+    assert batch.lost == 1
+    assert file.holes == ()
+
+
+def test_a_gap_longer_than_a_block_is_passed_over_in_a_file_that_was_left(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "BLOCK_RECORDS", 16)
+    data = bytearray(written.read_bytes())
+    begin, end = place(data, 101), place(data, 199) + 64
+    data[begin:end] = bytes(end - begin)
+    written.write_bytes(data)
+    file = SegmentFile.open(written)
+    found = numbers(file.poll())
+
+    assert found == [*range(101), *range(200, 300)]
+    assert len(file.holes) == (end - begin) // 64
+
+
+def test_stages_of_a_newer_vocabulary_are_counted_by_code(written: Path) -> None:
+    data = bytearray(written.read_bytes())
+    header = replace(wire.unpack_header(bytes(data), "x"), vocabulary="f" * 16)
+    data[:1024] = wire.pack_header(header)[:1024]
+    code = place(data, 200) + 48
+    data[code : code + 2] = (9999).to_bytes(2, "little")
+    written.write_bytes(data)
+    batch = SegmentFile.open(written).poll()
+
+    assert batch.unknown == {9999: 1}
+    assert len(numbers(batch)) == 299
+    assert batch.damaged == 0
+
+
+def test_a_file_is_sealed_when_its_writer_is_dead(tmp_path: Path) -> None:
+    process = spooled.start(f"tracer.emit({ENQUEUED}, 'r', 1)\nprint(flush=True)\ninput()", tmp_path)
+    process.stdout.readline()
+    files = [SegmentFile.open(path) for path in sorted(tmp_path.glob("*.kvt"))]
+    for file in files:
+        file.poll()
+    assert [file.sealed for file in files] == [False, False]
+
+    process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while not all(file.sealed for file in files) and time.monotonic() < deadline:
+        assert all(len(file.poll().records) < 5 for file in files)
+    assert [file.sealed for file in files] == [True, True]
+    process.communicate()
+
+
+def test_a_copied_file_is_never_sealed_by_a_pid(written: Path, tmp_path: Path) -> None:
+    """On another host the pid says nothing: the mark does, or the existence of the file after the next."""
+    data = bytearray(written.read_bytes())
+    header = replace(wire.unpack_header(bytes(data), "x"), boot_id="another", series="s")
+    wire.COUNTER.pack_into(data, wire.SEALED_OFFSET, 0)
+    data[:1024] = wire.pack_header(header)[:960] + data[960:1024]
+    copied = tmp_path / wire.segment_name("s", 0)
+    copied.write_bytes(data)
+    file = SegmentFile.open(copied)
+    file.poll()
+    file.poll()
+    assert not file.sealed
+
+    (tmp_path / wire.segment_name("s", 1)).write_bytes(b"")
+    file.poll()
+    assert not file.sealed, "the next one is only in reserve"
+
+    (tmp_path / wire.segment_name("s", 2)).write_bytes(b"")
+    file.poll()
+    assert file.sealed
+
+
+def test_a_removed_file_can_be_read_to_its_end(written: Path) -> None:
+    file = SegmentFile.open(written)
+    written.unlink()
+
+    assert numbers(file.poll()) == list(range(300))
+
+
+HAMMER = f"""
+import threading, time, zlib
+def work(thread: int):
+    for n in range({{count}}):
+        request, ref = f"request {{{{thread}}}}-{{{{n // 25}}}}", f"ref {{{{n % 13}}}}"
+        check = zlib.crc32(f"{{{{request}}}} {{{{ref}}}} {{{{n}}}}".encode())
+        tracer.emit({ENQUEUED} + thread, request, n, thread, check, -n, ref)
+        if n % 200 == 0: time.sleep(0.0005)
+threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+tracer.flush()
+"""
+
+
+def follow(folder: Path, process: subprocess.Popen[str]) -> tuple[list[spooled.Event], dict[int, int]]:
+    """Tail a folder until its writer has ended and every file is sealed; return all events and what was dropped."""
+    files, finished, events, dropped = {}, set(), [], {}
+    while True:
+        ended = process.poll() is not None
+        for path in sorted(folder.glob("*.kvt")):
+            if path not in files:
+                files[path] = SegmentFile.open(path)
+            if path in finished:
+                continue
+            file = files[path]
+            batch = file.poll()
+            found = spooled.events_of(batch)
+            events += found
+            assert batch.damaged == 0
+            for code, count in batch.dropped.items():
+                dropped[code] = max(count, dropped.get(code, 0))
+            if file.sealed and not found:
+                finished.add(path)
+                path.unlink()
+        if ended and len(finished) == len(files):
+            return events, dropped
+
+
+def test_a_reader_beside_four_writing_threads_sees_nothing_torn_invented_or_lost(tmp_path: Path) -> None:
+    count = 50_000
+    process = spooled.start(HAMMER.format(count=count), tmp_path)
+    events, dropped = follow(tmp_path, process)
+    _, err = process.communicate()
+
+    assert process.returncode == 0, err
+    seen = [[], [], [], []]
+    for event in events:
+        if event.code < ENQUEUED or event.code > ENQUEUED + 3 or event.code == stages.DROPPED.code:
+            continue
+        number, thread, check, negative = event.numbers
+        text = f"{event.request} {event.ref} {number}"
+        assert check == zlib.crc32(text.encode())
+        assert (event.code, negative) == (ENQUEUED + thread, -number)
+        assert event.request == f"request {thread}-{number // 25}"
+        seen[thread].append(number)
+    assert dropped == {}
+    assert all(sorted(numbers) == list(range(count)) for numbers in seen)
+
+
+def test_a_killed_writer_beside_a_reader_loses_nothing_that_came_before(tmp_path: Path) -> None:
+    script = HAMMER.format(count=10**9).replace("tracer.flush()", "")
+    process = spooled.start(script, tmp_path)
+    threading.Timer(1.0, process.send_signal, [signal.SIGKILL]).start()
+    events, dropped = follow(tmp_path, process)
+    process.communicate()
+
+    for thread in range(4):
+        numbers = sorted(event.numbers[0] for event in events if event.code == ENQUEUED + thread)
+        assert len(numbers) > 500
+        assert numbers == list(range(len(numbers)))
+    assert dropped == {}
+
+
+def test_copies_made_while_threads_write_hold_no_torn_record(tmp_path: Path) -> None:
+    """A copy is read ascending by whoever makes it: a record is one aligned cache line, so it is copied whole."""
+    live, copies = tmp_path / "live", tmp_path / "copies"
+    copies.mkdir()
+    live.mkdir()
+    process = spooled.start(HAMMER.format(count=20_000).replace("if n % 200 == 0: time.sleep(0.0005)", ""), live)
+    torn = made = 0
+    while process.poll() is None:
+        for path in sorted(live.glob("*.kvt")):
+            copy = copies / path.name
+            shutil.copyfile(path, copy)
+            made += 1
+            batch = SegmentFile.open(copy).poll()
+            for event in spooled.events_of(batch)[-64:]:
+                if ENQUEUED <= event.code <= ENQUEUED + 3:
+                    torn += event.numbers[2] != zlib.crc32(f"{event.request} {event.ref} {event.numbers[0]}".encode())
+    process.communicate()
+
+    assert made > 0
+    assert torn == 0
+
+
+def test_what_else_runs_here_has_no_part_in_it(written: Path) -> None:
+    """A writer of this boot that is alive keeps its file open; the same pid started at another time does not."""
+    data = bytearray(written.read_bytes())
+    wire.COUNTER.pack_into(data, wire.SEALED_OFFSET, 0)
+    written.write_bytes(data)
+    file = SegmentFile.open(written)
+    file.poll()
+    assert not file.sealed
+
+    header = replace(file.header, start_ticks=file.header.start_ticks + 1)
+    data[:1024] = wire.pack_header(header)[:960] + data[960:1024]
+    written.write_bytes(data)
+    file = SegmentFile.open(written)
+    file.poll()
+    assert file.sealed
+    assert clock.process_start_ticks(header.pid) == header.start_ticks - 1
+
+
+def test_reading_is_fast_enough_for_the_recorder(tmp_path: Path) -> None:
+    """Processor time, since others share the machine; a tenth of what a quiet machine reaches."""
+    tracer = emit.Emitter(tmp_path)
+    for number in range(100_000):
+        tracer.emit(ENQUEUED, f"cmpl-kvt-{number // 25:032x}-0-00000000", number)
+        if number % 5000 == 0:
+            time.sleep(0.002)
+    tracer.close()
+    began_s = time.process_time()
+    found = sum(len(SegmentFile.open(path).poll().records) for path in tmp_path.glob("*.kvt"))
+    took_s = time.process_time() - began_s
+
+    assert found > 50_000
+    assert found / took_s > 500_000
