@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import namedtuple
@@ -21,9 +24,11 @@ from starlette.routing import Route
 from instrumented_connectors.bodies import StreamScan, TransferParamsScan, event_has_content
 from instrumented_connectors.middleware import TraceMiddleware
 from kvtrace import emit, stages
+from kvtrace.segments import SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from starlette.requests import Request
 
@@ -383,3 +388,48 @@ def test_counting_and_parsing_agree(text: str) -> None:
     scan.chunks = 1
     scan.feed(line)
     assert scan.chunks - 1 == parsed
+
+
+SERVER = """
+import json, socket, sys
+import uvicorn
+from instrumented_connectors.middleware import TraceMiddleware
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for text in ("", "a"):
+            event = json.dumps({"choices": [{"text": text}]}).encode()
+            await send({"type": "http.response.body", "body": b"data: " + event + b"\\n\\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
+server = uvicorn.Server(uvicorn.Config(TraceMiddleware(app), log_level="critical", lifespan="off"))
+server.run(sockets=[listener])
+"""
+
+
+def test_what_was_answered_is_in_the_spool_of_a_killed_server(tmp_path: Path) -> None:
+    environment = {**os.environ, "KVTRACE_SPOOL": str(tmp_path)}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+    for number in range(3):
+        post(url, DECODE, request=f"r-{number}")
+    server.kill()
+    server.wait()
+    rows: list[tuple[str, str]] = []
+    facts: dict[str, str] = {}
+    for path in sorted(tmp_path.glob("*.kvt")):
+        batch = SegmentFile.open(path).poll()
+        own = (row for row in batch.records if row["request"])
+        rows += [(stages.BY_CODE[row["code"]].name, batch.strings[row["request"]]) for row in own]
+        facts |= batch.facts
+    points = ("decode.http_received", "decode.first_token_out", "decode.http_done")
+    assert rows == [(point, f"r-{number}") for number in range(3) for point in points]
+    assert facts["kind"] == "api"
