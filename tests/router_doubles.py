@@ -55,6 +55,12 @@ class EngineDouble:
     """Whether a streamed answer ends without its end."""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is answered before it is set, which it is from the start."""
+    pauses_before: int | None = None
+    """Number of the chunk before which the gate closes."""
+    paused: bool = False
+    chunks_sent: int = 0
+    raw: list[bytes] = field(default_factory=list)
+    """Bodies as they came."""
     release: str = "0.32.0+cpu"
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
@@ -70,6 +76,7 @@ class EngineDouble:
             await self._about(scope["path"], send)
             return
         headers = {key.decode(): value.decode("latin-1") for key, value in scope["headers"]}
+        self.raw.append(raw)
         seen = Seen(scope["path"], headers, json.loads(raw))
         self.seen.append(seen)
         if not await self._opened(seen, receive):
@@ -117,11 +124,15 @@ class EngineDouble:
 
     async def _stream(self, seen: Seen, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": SSE})
-        for chunk in self.chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await asyncio.sleep(0.001)
+        for number, chunk in enumerate(self.chunks):
+            if number == self.pauses_before:
+                self.gate.clear()
+                self.paused = True
             if not await self._opened(seen, receive):
                 return
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self.chunks_sent += 1
+            await asyncio.sleep(0.001)
         if not self.break_off:
             await send({"type": "http.response.body", "body": b""})
 

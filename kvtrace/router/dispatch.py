@@ -176,13 +176,14 @@ class Dispatcher:
                         marks.first_token()
                 await client.write(chunk)
                 chunk = await reply.chunk()
-            await client.end()
         finally:
             reply.close()
+        # Stamped before the end leaves, as first content is, so that no client is ahead of the record.
         if counter is not None and counter.error_seen:
             marks.failed(reply.status, "decode: an error in the stream")
         else:
             marks.done(reply.status, counter.content_count if counter is not None else 1)
+        await client.end()
 
 
 def _handed_over(content: bytes) -> dict[str, Any] | None:

@@ -157,13 +157,13 @@ class _ClientRequest:
 
     async def refuse(self, refusal: Refusal) -> None:
         """End the request with a reply that is no answer."""
+        self.marks.failed(self.reply.status or refusal.status, refusal.reason)
         if not self.reply.status:
             await self.reply.whole(refusal.status, refusal.headers + self.ids(), refusal.body)
-        self.marks.failed(self.reply.status, refusal.reason)
 
     async def lose(self, error: LegError) -> None:
         """End the request whose leg got lost: say so, or break off the answer that has begun."""
+        own = Refusal.own(502, str(error), f"{error.leg}_{'unreachable' if error.unreached else 'lost'}")
+        self.marks.failed(self.reply.status or own.status, f"{error.leg}: {error.reason}")
         if not self.reply.status:
-            own = Refusal.own(502, str(error), f"{error.leg}_{'unreachable' if error.unreached else 'lost'}")
             await self.reply.whole(own.status, own.headers + self.ids(), own.body)
-        self.marks.failed(self.reply.status, f"{error.leg}: {error.reason}")

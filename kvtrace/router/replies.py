@@ -48,7 +48,7 @@ class ClientReply:
         self.status = 0
         """HTTP status, 0 before the reply has begun."""
         self.ended = False
-        """True once the last byte has left."""
+        """True once there is nothing left to say."""
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head."""
@@ -61,14 +61,14 @@ class ClientReply:
 
     async def end(self) -> None:
         """Send the end of the body."""
-        await self._send({"type": "http.response.body", "body": b""})
         self.ended = True
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send head and body together."""
         await self.start(status, headers)
-        await self._send({"type": "http.response.body", "body": body})
         self.ended = True
+        await self._send({"type": "http.response.body", "body": body})
 
 
 class ClientGoneError(Exception):
