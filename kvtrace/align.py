@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
-from kvtrace.model import Process, Request, Transfer
+from kvtrace.model import Awake, Event, Process, Request, Transfer
 
 
 def crosses_hosts(first: int, second: int, processes: Mapping[int, Process]) -> bool:
@@ -13,21 +14,31 @@ def crosses_hosts(first: int, second: int, processes: Mapping[int, Process]) -> 
     return one is not None and other is not None and one.domain != other.domain
 
 
-def least_message_ns(requests: Iterable[Request]) -> dict[tuple[str, str], int]:
+def least_message_ns(
+    requests: Iterable[Request], senders: Mapping[int, list[Awake]] | None = None
+) -> dict[tuple[str, str], int]:
     """Return per (D engine, P engine) the least time seen from sending a registration to reading it, in ns.
 
-    Wall clocks of two hosts may make it negative; it is then 0, since no message arrives before it is sent.
+    A registration that was read by a thread that had slept since before it was sent tells how long the thread slept,
+    not how long the message took, and is left out; without any other the least time is 0. Wall clocks of two hosts may
+    make a time negative; it is then 0, since no message arrives before it is sent.
     """
     least: dict[tuple[str, str], int] = {}
     for request in requests:
         sent = request.events.get("decode.registration_sent")
         received = request.events.get("registration.received")
-        if not sent or not received:
+        if not sent or not received or _slept_through(sent[-1].t_ns, received[-1], senders or {}):
             continue
         taken_ns = max(0, received[-1].t_ns - sent[-1].t_ns)
         key = (request.decode_engine, request.prefill_engine)
         least[key] = min(taken_ns, least.get(key, taken_ns))
     return least
+
+
+def _slept_through(sent_ns: int, received: Event, senders: Mapping[int, list[Awake]]) -> bool:
+    awake = senders.get(received.process, [])
+    position = bisect_right(awake, received.t_ns, key=lambda stretch: stretch.start_ns) - 1
+    return position >= 0 and awake[position].start_ns > sent_ns
 
 
 def fastest_ns(requests: Iterable[Request]) -> dict[tuple[str, str, int], int]:

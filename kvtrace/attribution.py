@@ -18,10 +18,12 @@ def surroundings(
 ) -> Surroundings:
     """Return what every walk of a run shares: timelines of the engines, least and fastest times of the pairs."""
     requests = list(requests)
+    timelines = evidence.timelines(events, processes)
+    senders = {process: awake for timeline in timelines.values() for process, awake in timeline.senders.items()}
     return Surroundings(
         processes=processes,
-        timelines=evidence.timelines(events, processes),
-        least_message_ns=align.least_message_ns(requests),
+        timelines=timelines,
+        least_message_ns=align.least_message_ns(requests, senders),
         fastest_ns=align.fastest_ns(requests),
     )
 

@@ -47,6 +47,13 @@ def test_registration_in_time_is_hidden_with_its_slack() -> None:
     assert [answer.registration_late_ns for answer in (early, later)] == [-25 * MS, -5 * MS]
 
 
+def test_a_thread_that_slept_tells_nothing_about_the_message() -> None:
+    """P's sender woke at 4.9, after the registration was sent at 4: how long the message took is not known."""
+    trace = push(4).at(4.9, stages.SENDER_WOKE, process=P).at(5.1, stages.SENDER_SLEPT, process=P)
+
+    assert trace.answer().registration_late_ns == -26 * MS
+
+
 def test_late_registration_is_on_the_path_and_nothing_else_changes() -> None:
     """Sent at 74 and readable at 75, the registration keeps P waiting from 34 on; every other cause stays."""
     answer = push(74).answer()
