@@ -369,9 +369,9 @@ def test_a_run_that_keeps_up_and_one_that_does_not(tmp_path: Path) -> None:
             f"a-{position}", (("wire", "transfer", "transfer", "", 10 * position + 10),), (), start_ms=10 * position
         )
     with Store.open(steady.write(tmp_path / "steady.duckdb")) as store:
-        kept_up = population.load(store, {"rate_hz": "90"})
+        kept_up = population.load(store, {"workload": '{"rate_qps": 90}'})
     with Store.open(growing.write(tmp_path / "growing.duckdb")) as store:
-        saturated = population.load(store, {"rate_hz": "nonsense"})
+        saturated = population.load(store, {"workload": "python load.py"})
 
     assert kept_up == {"stated_rate_hz": 90.0, "offered_rate_hz": 100.0, "served_rate_hz": 100.0, "saturated": False}
     assert saturated == {"stated_rate_hz": None, "offered_rate_hz": 100.0, "served_rate_hz": 50.0, "saturated": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -122,6 +123,6 @@ def _facts(request: Row, console: Console) -> str:
 
 
 def _told(facts: Mapping[str, str]) -> str:
-    """Return the run's facts that a reader needs to place its numbers."""
-    wanted = ("model", "vllm", "nixl", "kvtrace", "connector", "workload", "host", "created")
-    return ", ".join(f"{name} {printable(facts[name])}" for name in wanted if facts.get(name))
+    """Return the run's facts that a reader needs to place its numbers; a model in a folder by the folder's name."""
+    wanted = ("model", "vllm", "nixl", "kvtrace", "connector", "device")
+    return ", ".join(f"{name} {printable(PurePath(facts[name]).name)}" for name in wanted if facts.get(name))

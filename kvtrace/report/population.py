@@ -7,6 +7,8 @@ the shares at a percentile add up to the whole.
 
 from __future__ import annotations
 
+import json
+import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +150,7 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
                 "worst": worst.get(group, []),
             }
         )
-    groups.sort(key=lambda group: -group["requests"])
+    groups.sort(key=lambda group: (-group["with_first_token"], -group["requests"]))
     return {
         "requests": sum(group["requests"] for group in groups),
         "groups": groups,
@@ -168,7 +170,7 @@ def load(store: Store, facts: Mapping[str, str]) -> Row | None:
     offered_rate_hz = (row["arrived"] - 1) / (row["arriving_ns"] / 1e9)
     served_rate_hz = (row["served"] - 1) / (row["serving_ns"] / 1e9)
     return {
-        "stated_rate_hz": _number(facts.get("rate_hz")),
+        "stated_rate_hz": _stated_rate_hz(facts.get("workload", "")),
         "offered_rate_hz": round(offered_rate_hz, 3),
         "served_rate_hz": round(served_rate_hz, 3),
         "saturated": served_rate_hz < SATURATED_BELOW * offered_rate_hz,
@@ -194,8 +196,10 @@ def _shares(rows: list[Row] | None) -> Row | None:
     return {"requests": row["requests"], **parts}
 
 
-def _number(text: str | None) -> float | None:
+def _stated_rate_hz(workload: str) -> float | None:
+    """Return the arrivals per second that the lab's load was told to make; None of any other workload."""
     try:
-        return float(text) if text is not None else None
-    except ValueError:
+        rate = json.loads(workload).get("rate_qps")
+    except (ValueError, AttributeError):
         return None
+    return float(rate) if isinstance(rate, int | float) and math.isfinite(rate) else None

@@ -111,7 +111,8 @@ def load_sentence(load: Row | None) -> str | None:
     if load is None:
         return None
     offered, served = load["offered_rate_hz"], load["served_rate_hz"]
-    told = f"Offered {offered:.2f} requests/s, served {served:.2f}"
+    stated = f" (told to: {load['stated_rate_hz']:g})" if load["stated_rate_hz"] is not None else ""
+    told = f"Offered {offered:.2f} requests/s{stated}, served {served:.2f}"
     if load["saturated"]:
         return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
     return f"{told}: the run kept up."

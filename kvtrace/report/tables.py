@@ -29,6 +29,11 @@ _SHARE_LABEL_CELLS = 40
 _ID_CELLS_MIN = 16
 _ID_CELLS_MAX = 44
 _GAP_CELLS = 3
+# What the table of a request's causes needs beside "waited for": cause, ms, %, and class where there is room.
+_CAUSE_COLUMNS_CELLS = 47
+_CLASS_COLUMN_CELLS = 16
+_WAITED_FOR_CELLS_MIN = 10
+_WAITED_FOR_CELLS_MAX = 48
 
 # Label, class of the glyph, column of the request, key in a group's shares.
 _SHARE_ROWS: tuple[tuple[str, str | None, str], ...] = (
@@ -68,17 +73,18 @@ def request_causes(explained: Explained, console: Console) -> Table:
         if segment["waited_for"]:
             waited_for.setdefault((segment["cause"], segment["class"]), {})[segment["waited_for"]] = None
     medium, wide = console.width >= _MEDIUM_COLUMNS, console.width >= _WIDE_COLUMNS
+    taken = _CAUSE_COLUMNS_CELLS + (_CLASS_COLUMN_CELLS if medium else 0)
+    room = min(_WAITED_FOR_CELLS_MAX, max(_WAITED_FOR_CELLS_MIN, console.width - taken))
     table = _table("cause", ("ms", "right"), ("%", "right"), *(["class"] if medium else []), "waited for")
     if wide:
         table.add_column("what that is", overflow="fold", ratio=1)
     for (cause, kind), time_ns in cause_times(explained.segments).items():
-        objects = ", ".join(waited_for.get((cause, kind), {}))
         row: list[Text | str] = [
             _cause(cause, kind, console),
             milliseconds(time_ns, ttft_ns),
             percent(time_ns, ttft_ns),
             *([kind] if medium else []),
-            Text(fitted(objects, 24 if medium else 16, console)),
+            Text(fitted(", ".join(waited_for.get((cause, kind), {})), room, console)),
         ]
         if wide:
             row.append(CAUSE_BY_NAME[cause].doc if cause in CAUSE_BY_NAME else "")
@@ -112,13 +118,14 @@ def population_causes(group: Row, console: Console) -> Table:
         ("median ms", "right"),
         ("requests", "right"),
     )
+    scale_ns = group["ttft_ns"]["p50"]
     for row in group["causes"][:CAUSES_SHOWN]:
         table.add_row(
             _cause(row["cause"], row["class"], console),
             *([row["class"]] if medium else []),
             milliseconds(row["total_ns"]),
             percent(row["share"], 1),
-            milliseconds(row["median_ns"]),
+            milliseconds(row["median_ns"], scale_ns),
             f"{row['requests']:,}",
         )
     return table
@@ -129,12 +136,13 @@ def population_hidden(group: Row, console: Console) -> Table:
     medium = console.width >= _MEDIUM_COLUMNS
     titles = ("total ms", "median ms", "least slack ms") if medium else ("median ms", "least slack ms")
     table = _table("hidden work", *((title, "right") for title in (*titles, "requests")))
+    scale_ns = group["ttft_ns"]["p50"]
     for row in group["hidden"][:CAUSES_SHOWN]:
         table.add_row(
             _cause(row["cause"], row["class"], console),
             *([milliseconds(row["total_ns"])] if medium else []),
-            milliseconds(row["median_ns"]),
-            milliseconds(row["least_slack_ns"]),
+            milliseconds(row["median_ns"], scale_ns),
+            milliseconds(row["least_slack_ns"], scale_ns),
             f"{row['requests']:,}",
         )
     return table

@@ -116,7 +116,7 @@ def hidden_bars(explained: Explained, console: Console) -> list[Bar]:
                 marks.append((end_ns, end_ns + piece["slack_ns"], marks_of.slack))
             marks.append((piece["start_ns"], end_ns, marks_of.hidden))
         slack_ns = [piece["slack_ns"] for piece in pieces if piece["slack_ns"] is not None]
-        note = f"slack {milliseconds(min(slack_ns))}" if slack_ns else ""
+        note = f"slack {milliseconds(min(slack_ns), explained.request['ttft_ns'])}" if slack_ns else ""
         bars.append(Bar(where, cause, sum(piece["duration_ns"] for piece in pieces), tuple(marks), "dim", note))
     return bars
 
