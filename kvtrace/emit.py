@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvtrace import __version__, stages, wire
 from kvtrace.series import NO_NUMBERS, Series
-from kvtrace.spool import BUDGET_BYTES
+from kvtrace.spool import BUDGET_BYTES, intern_short
 
 SPOOL_VARIABLE = "KVTRACE_SPOOL"
 BUDGET_VARIABLE = "KVTRACE_SPOOL_BUDGET"
@@ -81,7 +81,16 @@ class Emitter(Series, NullEmitter):
             for offset in slots:  # one C call: the slot is this thread's alone
                 _pack(buffer, offset, t_ns or _now(), a, b, c, d, request_id, ref_id, code, offset)
                 return
-        except Exception:  # noqa: BLE001 - a string's first use, or a value that does not fit
+        except KeyError:  # a string's first use in this file
+            try:
+                t_ns = t_ns or _now()
+                window = self._window
+                if intern_short(window, request) and intern_short(window, ref):
+                    self.emit(code, request, a, b, c, d, ref, t_ns)
+                    return
+            except Exception:  # noqa: BLE001, S110 - the slow path is for what the short one cannot do
+                pass
+        except Exception:  # noqa: BLE001 - a value that does not fit
             if offset:
                 _pack(buffer, offset, 0, *NO_NUMBERS, 0, 0, wire.VOID, offset)
         self._emit_slowly(code, request, (a, b, c, d), ref, t_ns)

@@ -87,6 +87,25 @@ def _intern(window: Window, text: str) -> int | None:
     return identity
 
 
+def intern_short(window: Window, text: object) -> bool:
+    """Make a usual request id known to a window in one go; return False for what `write` has to deal with."""
+    slots, buffer, ids, _ = window
+    if type(text) is not str or len(text) > 2 * wire.CHUNK_BYTES or not text.isascii():
+        return False
+    if text in ids:
+        return True
+    first = next(slots, 0)
+    second = next(slots, 0) if len(text) > wire.CHUNK_BYTES else first
+    if not second:
+        return False
+    data, identity = text.encode(), first // wire.RECORD_BYTES
+    _pack_chunk(buffer, first, data, identity, 0, len(data), wire.STRING, first)
+    if second != first:
+        _pack_chunk(buffer, second, data[wire.CHUNK_BYTES :], identity, 1, len(data), wire.STRING, second)
+    ids[text] = identity
+    return True
+
+
 _NOTHING = mmap.mmap(-1, mmap.PAGESIZE)
 _pack = wire.RECORD.pack_into
 _pack_chunk = wire.CHUNK.pack_into
