@@ -77,6 +77,6 @@ def device_clock(kind: str) -> DeviceClock | None:
     """Return a clock for this kind of device, None on CPUs, where the host's own clock will do."""
     if kind == "cpu":
         return None
-    import torch  # noqa: PLC0415 - vLLM has it; the commands need not
+    import torch
 
     return DeviceClock(getattr(torch, kind))

@@ -9,7 +9,7 @@ from typing import Any
 @functools.cache
 def _decoder() -> Any:
     """Return a decoder that skips all fields but the two wanted: the list of blocks can be long."""
-    import msgspec  # noqa: PLC0415 - vLLM has it; the commands need not
+    import msgspec
 
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [("request_id", str), ("decode_engine_id", str, "")]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Registration", fields))

@@ -35,19 +35,19 @@ class Traced:
         if not tracer.enabled:
             return
         try:
-            attach(self, tracer, self.kvtrace_mode)
+            attach(self, vllm_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
             tracer.disable("attach", error)
 
 
-def attach(connector: Any, tracer: Tracer, mode: str) -> None:
+def attach(connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:
     """Watch a connector that has just been constructed, in the role that it has."""
     config = connector.kv_transfer_config
     if connector.connector_scheduler is not None:
-        _state("core", connector, tracer, mode)
+        _state("core", connector, vllm_config, tracer, mode)
         SchedulerSide(tracer, producer=config.kv_role == "kv_producer").attach(connector)
     if connector.connector_worker is not None:
-        _state("worker", connector, tracer, mode)
+        _state("worker", connector, vllm_config, tracer, mode)
         _attach_worker(connector, tracer, mode)
 
 
@@ -81,11 +81,11 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str) -> None:
     WorkerSide(tracer, holdings, rank, pulls=mode == "pull", device_clock=clock).attach(connector)
 
 
-def _state(kind: str, connector: Any, tracer: Tracer, mode: str) -> None:
+def _state(kind: str, connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:
     """State this process's facts; a process that is core and worker at once is called core."""
     _kinds.add(kind)
     config = connector.kv_transfer_config
-    parallel = connector._vllm_config.parallel_config  # noqa: SLF001 - the base connector keeps it under this name
+    parallel = vllm_config.parallel_config
     facts = {
         "kind": "core" if "core" in _kinds else kind,
         "kvtrace": kvtrace.__version__,
@@ -97,7 +97,7 @@ def _state(kind: str, connector: Any, tracer: Tracer, mode: str) -> None:
         "role": config.kv_role,
         "tp_size": parallel.tensor_parallel_size,
         "dp_rank": parallel.data_parallel_rank,
-        "model": connector._vllm_config.model_config.model,  # noqa: SLF001 - as above
+        "model": vllm_config.model_config.model,
     }
     if not versions.supported(facts["vllm"]):
         facts["untested"] = "1"
@@ -115,6 +115,6 @@ def _nixl_version() -> str:
 
 
 def _pipeline_rank() -> int:
-    from vllm.distributed.parallel_state import get_pp_group  # noqa: PLC0415 - only engine processes have it
+    from vllm.distributed.parallel_state import get_pp_group
 
     return int(get_pp_group().rank_in_group)

@@ -21,7 +21,7 @@ class Tracer(Protocol):
 
     enabled: bool
 
-    def emit(  # noqa: PLR0917 - a record has as many fields as it has
+    def emit(
         self,
         code: int,
         request: str = "",
