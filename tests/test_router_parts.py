@@ -47,6 +47,13 @@ def test_what_is_no_chunk_is_no_content(event: bytes) -> None:
     assert ContentCounter().feed(b"data: " + event + b"\n\n") == 0
 
 
+def test_a_token_whose_text_is_held_back_is_content_where_its_id_is_sent() -> None:
+    counter = ContentCounter()
+
+    assert counter.feed(b'data: {"choices":[{"text":"","token_ids":[7]}]}\n') == 1
+    assert counter.feed(b'data: {"choices":[{"text":"","token_ids":[]}]}\n') == 0
+
+
 def test_an_endless_line_is_not_kept_and_the_next_one_counts() -> None:
     counter = ContentCounter()
     for _ in range(10):

@@ -96,6 +96,9 @@ class Dispatcher:
             await asyncio.wait({prefill}, timeout=self._config.grace_s)
         finally:
             await _stop(prefill, decode)
+            if not decode.cancelled() and decode.exception() is None:
+                # D may have answered in the moment in which the client left.
+                decode.result()[0].close()
 
     def _transfer_id(self, attempt: Attempt) -> str:
         if self._config.mode is Mode.PULL or self._config.transfer_id is TransferId.OFF:

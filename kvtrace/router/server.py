@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvtrace.router.config import RouterConfig
 
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than usual clients keep idle connections, so that they close first
 
 
 def serve(config: RouterConfig) -> None:
@@ -35,6 +36,7 @@ def serve(config: RouterConfig) -> None:
         lifespan="on",
         server_header=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.grace_s)),
     )
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
