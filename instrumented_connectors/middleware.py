@@ -18,7 +18,7 @@ from instrumented_connectors.bodies import StreamScan, TransferParamsScan
 from kvtrace import emit, stages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]
@@ -83,11 +83,16 @@ class TraceMiddleware:
             scope[_MARK] = True
             if self.producer is None:
                 self.producer = _describe(self.tracer, scope)
-            request = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+            request = next(_values(scope, b"x-request-id"), b"").decode("latin-1")
             return _Exchange(self.tracer, request, t_ns, producer=self.producer)
         except Exception as error:  # noqa: BLE001  tracing never reaches the application
             self.tracer.disable("middleware.begin", error)
             return None
+
+
+def _values(holder: MutableMapping[str, Any], name: bytes) -> Iterator[bytes]:
+    """Yield the values of one header of a scope or of a reply's start."""
+    return (value for key, value in holder.get("headers", ()) if key.lower() == name)
 
 
 def _describe(tracer: Any, scope: Scope) -> bool:
@@ -170,7 +175,7 @@ class _Exchange:
         t_ns = time.monotonic_ns()
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if any(name.lower() == b"content-type" and b"event-stream" in value for name, value in message["headers"]):
+            if b"event-stream" in next(_values(message, b"content-type"), b""):
                 self.reply = StreamScan()
             self._decide(None)
             return
