@@ -131,9 +131,16 @@ class Series:
                 self._repeat_facts(segment)
             if now or _now() - self._ticked_ns >= TICK_S * 1e9:
                 self._ticked_ns = _now()
+                self._catch_up()
                 self._replace_vanished()
                 _anchor(self.put)
                 self._tell_drops()
+
+    def _catch_up(self) -> None:
+        """Move on from a file that was left, where a slow thread has set the window back to it."""
+        window = self._window
+        while window[3].segment not in self._segments and (following := window[3].next) is not None:
+            window = self._window = following
 
     def begin(self, *, reserve: bool) -> None:
         """Make the first window, and the one in reserve with it; raise OSError if there is no room."""
@@ -209,7 +216,10 @@ class Series:
             window = self._grow()
         except OSError as error:
             self.fail(error)
-        self._window = window
+        last = self._window[3]
+        while last.next is not None:
+            last = last.next[3]
+        self._window = last.next = window
         lost: Counter[int] = Counter()
         for segment in left:
             segment.seal()

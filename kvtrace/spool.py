@@ -168,7 +168,8 @@ class Segment:
 
     def count_drops(self, code: int, count: int) -> None:
         """Say in the header how many records of a stage the process has dropped so far."""
-        wire.COUNTER.pack_into(self.mm, wire.drop_offset(code), count)
+        with contextlib.suppress(ValueError):  # unmapped meanwhile: the next file says it
+            wire.COUNTER.pack_into(self.mm, wire.drop_offset(code), count)
 
     def vanished(self) -> bool:
         """Return whether the file is gone from its folder."""
@@ -247,7 +248,8 @@ class Spool:
 
     def _next_bytes(self, *, pressed: bool) -> int:
         room = os.statvfs(self.folder)
-        free_bytes = room.f_bavail * room.f_frsize
+        has_limit = room.f_blocks > 0  # a tmpfs without a limit calls itself empty and full
+        free_bytes = room.f_bavail * room.f_frsize if has_limit else sys.maxsize
         wanted = RESERVE_BYTES_MAX
         while wanted > FIRST_BYTES and wanted > free_bytes // ROOM_SHARE:
             wanted //= 2

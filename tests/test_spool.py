@@ -214,3 +214,31 @@ def test_the_host_id_is_short_and_stable() -> None:
     assert spool.host_id("gpu-1") == spool.host_id("gpu-1")
     assert spool.host_id("gpu-1") != spool.host_id("gpu-2")
     assert len(spool.host_id("gpu-1")) == 12
+
+
+def test_a_window_set_back_by_a_slow_thread_loses_nothing(small_windows: None, tmp_path: Path) -> None:
+    tracer = emit.Emitter(tmp_path)
+    first = tracer._window
+    emit_many(tracer, 10_000)
+    tracer._window = first
+    tracer.emit(ENQUEUED, "after", 10_000)
+    tracer._window = first
+    tracer.flush()
+    assert tracer._window[3].segment in tracer._segments
+
+    found = spooled.read(tmp_path)
+    assert [event.numbers[0] for event in found.of(ENQUEUED)] == list(range(10_001))
+    tracer.close()
+
+
+def test_a_window_set_back_to_a_removed_file_is_left_within_a_second(tmp_path: Path) -> None:
+    tracer = emit.Emitter(tmp_path / "spool")
+    first = tracer._window
+    shutil.rmtree(tmp_path / "spool")
+    tracer.flush()
+    tracer._window = first
+    tracer.flush()
+    tracer.emit(ENQUEUED, "after")
+
+    assert [event.request for event in spooled.read(tmp_path / "spool").of(ENQUEUED)] == ["after"]
+    tracer.close()
