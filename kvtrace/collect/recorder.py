@@ -80,7 +80,8 @@ class Recorder:
         self._stopping = threading.Event()
         self._said: set[tuple[str, str]] = set()
         self._unwritten_notices: list[dict[str, str | int]] = []
-        self._since_ns: int | None = None
+        self._since_ns: int | None = None  # events from here on have not been analysed
+        self._is_unpublished = False
         self._next_publication_s = 0.0
         self._store: Store | None = None
 
@@ -187,8 +188,10 @@ class Recorder:
             for _ in range(DRAIN_PASSES_MAX):
                 if not self._pass(store):
                     break
-            whole = self.stats.events <= WHOLE_ANALYSIS_EVENTS
-            self._analyze(store, None if whole else self._since_ns)
+            if self.stats.events <= WHOLE_ANALYSIS_EVENTS:
+                self._analyze(store, None)
+            elif self._since_ns is not None:
+                self._analyze(store, self._since_ns)
             self._write_own(store, "complete")
             store.finish(self.output)
             self.stats.published += 1
@@ -229,6 +232,7 @@ class Recorder:
             self._write_notices(store)
         self._unwritten_notices.clear()
         self._ledger.committed(positions)
+        self._is_unpublished = True
         count: int = sum(table.num_rows for table in tables)
         if count:
             newest_ns = max(chunk.newest_ns for chunk in chunks)
@@ -243,10 +247,10 @@ class Recorder:
     # Publishing ---------------------------------------------------------------------------------------
 
     def _analyze_and_publish(self, store: Store) -> int:
-        is_news = self._since_ns is not None or bool(self._unwritten_notices)
-        if not is_news:
+        if not self._is_unpublished and not self._unwritten_notices:
             return 0
-        self._analyze(store, self._since_ns)
+        if self._since_ns is not None:
+            self._analyze(store, self._since_ns)
         self._write_own(store, "recording")
         self._publish(store)
         self._remove_finished()
@@ -270,6 +274,7 @@ class Recorder:
     def _publish(self, store: Store) -> None:
         begin_s = time.monotonic()
         store.publish(self.output)
+        self._is_unpublished = False
         end_s = time.monotonic()
         self.stats.publish_s = end_s - begin_s
         self.stats.published += 1
