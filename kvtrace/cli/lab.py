@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from enum import StrEnum
-from pathlib import Path  # noqa: TC003 -- typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,7 +35,10 @@ def command(
     decode: Annotated[int, typer.Option(min=1, help="Decode engines.")] = 1,
     stock: Annotated[bool, typer.Option("--stock", help="vLLM's own connectors, nothing recorded.")] = False,
     spool: Annotated[
-        Path | None, typer.Option(help="Folder for events; without it a temporary one that ends with the lab.")
+        Path | None,
+        typer.Option(
+            envvar="KVTRACE_SPOOL", help="Folder for events; without it a temporary one that ends with the lab."
+        ),
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
     prefix_caching: Annotated[bool, typer.Option("--prefix-caching", help="Let engines reuse KV of prompts.")] = False,
@@ -80,11 +83,16 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _watch(lab: Lab) -> None:
-    """Return never; raise LabError once a program of the lab has ended by itself."""
+    """Say once of every program that it ended by itself; raise LabError when none is left."""
+    told: set[str] = set()
     while True:
         time.sleep(_WATCH_S)
-        if ended := lab.failed():
-            raise LabError(f"{', '.join(ended)} ended; the lab goes down with it, its logs say why")
+        ended = lab.failed()
+        for name in sorted(set(ended) - told):
+            sys.stderr.write(f"kvtrace: {name} ended by itself, its log in {lab.folder} says why; the rest goes on\n")
+        told.update(ended)
+        if len(ended) == len(lab.commands):
+            raise LabError(f"nothing is left of the lab; its logs in {lab.folder} say why")
 
 
 def _facts(lab: Lab) -> dict[str, Any]:

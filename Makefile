@@ -1,0 +1,67 @@
+# Every target sets up what it needs; a stamp makes that quick when nothing has changed.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+CLIENTS := .venv-clients
+PACKAGES := kvtrace instrumented_connectors dashboards tests
+DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
+# Whatever runs here may keep its byte code: vLLM has thousands of modules.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo test test-fast lint bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(VENV)/stamp ## install everything into .venv
+
+$(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/install pyproject.toml
+	@requirements/install $(VENV) $(PYTHON)
+	@touch $@
+
+$(CLIENTS)/stamp: requirements/clients.txt
+	@echo "installing public load generators into $(CLIENTS)" >&2
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
+	@$(PYTHON) -m pip --python $(CLIENTS)/bin/python --disable-pip-version-check --quiet \
+	  install --no-compile --no-deps -r requirements/clients.txt
+	@touch $@
+
+demo: setup ## record and explain one push and one pull run of real engines
+	@if test -e $(VENV)/without-engine; then echo "make demo: no engine for this platform; see make setup" >&2; exit 1; fi
+	@mkdir -p demo
+	@for mode in push pull; do \
+	  $(BIN)/kvtrace record -o demo/$$mode.duckdb --force --lab $$mode $(DEMO); \
+	  $(BIN)/kvtrace explain demo/$$mode.duckdb; \
+	  $(BIN)/kvtrace explain demo/$$mode.duckdb --slowest 1; \
+	done
+
+lint: setup ## style, types, import contracts
+	@$(BIN)/ruff check $(PACKAGES)
+	@$(BIN)/ruff format --check --quiet $(PACKAGES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: lint $(CLIENTS)/stamp ## lint, then all tests, those with real engines included
+	@if test -e $(VENV)/without-engine; then \
+	  echo "no engine for this platform: tests with engines are left out" >&2; \
+	  $(BIN)/pytest -q -m "not engine"; \
+	else \
+	  $(BIN)/pytest -q; \
+	fi
+
+test-fast: setup ## tests without engines
+	@$(BIN)/pytest -q -m "not engine"
+
+bench: setup ## what tracing costs: emit, ingest, serving
+	@$(BIN)/python -m tests.bench_emit
+	@$(BIN)/python -m tests.bench_ingest
+	@$(BIN)/python -m tests.bench_serving
+
+clean: ## remove everything that was installed or made
+	@rm -rf $(VENV) $(CLIENTS) demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
