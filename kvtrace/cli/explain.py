@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path  # noqa: TC003 -- typer reads the annotations when it builds the command
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +82,7 @@ def _write_json(store: Store, keys: Sequence[int]) -> None:
 
 
 def _print(store: Store, run: Path, keys: list[int] | None) -> None:
-    from kvtrace.report import page, style, tables  # noqa: PLC0415 -- JSON output needs no rich
+    from kvtrace.report import page, style, tables
 
     console = style.open_console()
     facts = selection.run_facts(store)
