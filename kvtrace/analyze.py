@@ -27,7 +27,7 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
         events = load_events(store)
         requests = assemble.assemble(events, processes)
         for table in ("request", "segment", "hidden"):
-            store.execute(f"DELETE FROM {table}")  # noqa: S608
+            store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
         events = _load_recent(store, since_ns)
         requests = assemble.assemble(events, processes)
@@ -46,10 +46,10 @@ def _load_recent(store: Store, since_ns: int) -> list[Event]:
     ids = [row["request"] for row in known if bases.intersection(assemble.base_ids(row["request"]))]
     if not ids:
         return []
-    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608
+    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
     events = _events(store, own, {"since": from_ns, "ids": ids})
     first_ns = min(event.t_ns for event in events)
-    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608
+    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
     return sorted(events + _events(store, around, {"since": first_ns - _MARGIN_NS}))
 
 
@@ -82,7 +82,7 @@ def _facts(row: dict[str, Any]) -> dict[str, str]:
 
 def load_events(store: Store) -> list[Event]:
     """Return the events of the run in time order."""
-    return _events(store, f"SELECT {_EVENT_COLUMNS} FROM event ORDER BY t_ns", {})  # noqa: S608
+    return _events(store, f"SELECT {_EVENT_COLUMNS} FROM event ORDER BY t_ns", {})  # noqa: S608 -- names of ours, values are bound
 
 
 def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
