@@ -1,0 +1,125 @@
+"""The mixin over a stand-in for vLLM's connector: watched while tracing is on, else exactly the connector it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from instrumented_connectors import traced
+from kvtrace import emit
+from tests import connector_doubles as doubles
+
+CONFIG = SimpleNamespace(
+    parallel_config=SimpleNamespace(tensor_parallel_size=2, data_parallel_rank=0),
+    model_config=SimpleNamespace(model="tiny"),
+)
+
+
+class Worker(doubles.PushWorker):
+    """A worker with the attributes that are read, and an agent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tp_rank = 1
+        self.device_type = "cpu"
+        self.nixl_wrapper: Any = doubles.Agent()
+
+    def _nixl_handshake(self, *_args: Any) -> None:
+        """Do nothing."""
+
+
+class Stock(doubles.Connector):
+    """A connector as vLLM constructs it: one side or the other."""
+
+    def __init__(self, vllm_config: Any, role: str, kv_cache_config: Any) -> None:
+        super().__init__()
+        self.given = (vllm_config, role, kv_cache_config)
+        self.engine_id = "P"
+        self.kv_transfer_config = SimpleNamespace(
+            kv_role="kv_producer", get_from_extra_config=lambda _name, default: default
+        )
+        self.connector_scheduler = object() if role == "scheduler" else None
+        self.connector_worker = Worker() if role == "worker" else None
+
+
+class NixlPushConnector(traced.Traced, Stock):
+    """The class under test, under the name that users see."""
+
+    kvtrace_mode = "push"
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> doubles.Memory:
+    memory = doubles.Memory()
+    monkeypatch.setattr(emit, "tracer", lambda: memory)
+    monkeypatch.setattr(traced, "_pipeline_rank", lambda: 0)
+    monkeypatch.setattr(traced, "_kinds", set())
+    return memory
+
+
+def hooks(connector: Any) -> set[str]:
+    """Return the names of the hooks that are watched."""
+    names = (*doubles.Connector.SCHEDULER, *doubles.Connector.WORKER)
+    return {name for name in names if hasattr(getattr(connector, name), "__wrapped__")}
+
+
+def test_off_nothing_is_wrapped(memory: doubles.Memory) -> None:
+    memory.enabled = False
+    for role in ("scheduler", "worker"):
+        connector = NixlPushConnector(CONFIG, role, kv_cache_config="cache")
+
+        assert hooks(connector) == set()
+        assert connector.given == (CONFIG, role, "cache")
+    assert type(connector.connector_worker.nixl_wrapper) is doubles.Agent
+    assert memory.facts == {}
+
+
+def test_a_scheduler_has_its_hooks_watched_and_states_its_facts(memory: doubles.Memory) -> None:
+    connector = NixlPushConnector(CONFIG, "scheduler", "cache")
+
+    assert hooks(connector) == set(doubles.Connector.SCHEDULER)
+    assert memory.facts["kind"] == "core"
+    assert {memory.facts[name] for name in ("engine_id", "role", "mode", "connector", "model", "tp_size")} == {
+        "P", "kv_producer", "push", "NixlPushConnector", "tiny", "2",
+    }  # fmt: skip
+
+
+def test_a_worker_has_its_hooks_its_agent_and_its_sender_watched(memory: doubles.Memory) -> None:
+    connector = NixlPushConnector(CONFIG, "worker", "cache")
+    inner = connector.connector_worker
+    inner._do_start_push_kv("r", ([1],), {"request_id": "r-on-D"})
+    inner.nixl_wrapper.get_new_notifs()
+
+    assert hooks(connector) == set(doubles.Connector.WORKER)
+    assert memory.facts["kind"] == "worker"
+    assert (memory.facts["rank"], memory.facts["device"]) == ("1", "cpu")
+    assert "missing" not in memory.facts
+    assert memory.names == ["transfer.matched"]
+
+
+def test_an_engine_in_one_process_is_called_core(memory: doubles.Memory) -> None:
+    NixlPushConnector(CONFIG, "scheduler", "cache")
+    NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert memory.facts["kind"] == "core"
+
+
+def test_what_a_release_lacks_is_a_fact(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Worker, "_nixl_handshake")
+    NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert memory.facts["missing"] == "_nixl_handshake"
+    assert memory.enabled
+
+
+def test_a_connector_that_cannot_be_watched_serves_untraced(
+    memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traced, "AgentSide", lambda *_: 1 // 0)
+    connector = NixlPushConnector(CONFIG, "worker", "cache")
+    connector.start_load_kv("context")
+
+    assert memory.disabled == [("attach", "integer division or modulo by zero")]
+    assert connector.calls == ["start_load_kv"]
