@@ -53,9 +53,13 @@ def watch(
     """Let observers see every call of `target.name`.
 
     `before` gets the arguments and returns a token; `after` gets the token, the result and the
-    arguments; `failed` gets the token, the exception and the arguments.
+    arguments; `failed` gets the token, the exception and the arguments. Where a release has no such
+    method, the points that need it are lost and the process says so in a fact.
     """
-    call = getattr(target, name)
+    call = getattr(target, name, None)
+    if call is None:
+        tracer.fact(f"missing.{name}", type(target).__name__)
+        return
     where = f"{type(target).__name__}.{name}"
 
     @functools.wraps(call)

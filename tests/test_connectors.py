@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from instrumented_connectors.peers import PeerSide
 from instrumented_connectors.probe import Probe
 from instrumented_connectors.scheduler_side import SchedulerSide
 from instrumented_connectors.sender import SenderSide
+from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, watch
 from instrumented_connectors.worker_side import WorkerSide
 from tests import connector_doubles as doubles
@@ -102,6 +104,12 @@ def test_an_observer_that_raises_ends_tracing_and_nothing_else(memory: doubles.M
         assert (target.work(), target.work()) == ("done", "done")
         assert calls == [1, 1]
     assert memory.disabled == [("SimpleNamespace.work", "integer division or modulo by zero")] * 2
+
+
+def test_a_method_that_a_release_lacks_is_a_fact(memory: doubles.Memory) -> None:
+    watch(doubles.Agent(), "no_such_method", memory, before=print)
+
+    assert memory.facts == {"missing.no_such_method": "Agent"}
 
 
 def test_what_is_remembered_of_requests_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,11 +284,27 @@ def stepped(
 ) -> None:
     """Run one step through a worker's connector, its hooks in the given order."""
     bound = doubles.metadata(**fields)
-    bound.kvtrace_step = (step, tokens, late)
+    bound.kvtrace_step = StepMark((step, tokens, late))
     connector.bind_connector_metadata(bound)
     for name in order:
         getattr(connector, name)(*(["context"] if name == "start_load_kv" else []))
     connector.clear_connector_metadata()
+
+
+def test_a_step_starts_when_the_worker_takes_it_from_its_queue(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    """What a worker prepares before the first hook belongs to the step: the pickled mark notes when it was taken."""
+    worker(memory, connector)
+    bound = doubles.metadata()
+    before_ns = time.monotonic_ns()
+    bound.kvtrace_step = pickle.loads(pickle.dumps(StepMark((7, 5, True))))  # noqa: S301 - as vLLM's queue does
+    after_ns = time.monotonic_ns()
+    time.sleep(0.002)
+    connector.bind_connector_metadata(bound)
+
+    assert tuple(bound.kvtrace_step) == (7, 5, True)
+    assert before_ns <= memory.of("step.started")[0].t_ns <= after_ns
 
 
 FIRST_RUNNER = ("start_load_kv", "wait_for_save", "get_transfer_results")
