@@ -83,10 +83,13 @@ class RequestBody:
         if raw is None or bytes(memoryview(raw)[:1]) != b"[":
             return None
         try:
-            prompt = _tokens.decode(raw)
+            prompt: list[Any] = _tokens.decode(raw)
         except (msgspec.DecodeError, RecursionError):
             return None
-        return sum(len(part) if isinstance(part, list) else 1 for part in prompt)
+        kinds = set(map(type, prompt))
+        if list not in kinds:
+            return len(prompt)
+        return sum(map(len, prompt)) if kinds == {list} else None
 
     def _has_several_prompts(self) -> bool:
         raw = self._fields.get("prompt")
