@@ -127,6 +127,8 @@ def _divide(
     if edge.split.endswith(".steps"):
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
         return evidence.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+    if edge.split.endswith(".ride") and timeline.steps:
+        return evidence.divide_ride(start_ns, end_ns, timeline, edge.cause.name)
     if edge.split.endswith(".tail"):
         steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
         return evidence.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)

@@ -192,6 +192,23 @@ def divide_engine_wait(start_ns: int, end_ns: int, timeline: Timeline, side: str
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
+def divide_ride(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
+    """Divide the time in which an order rides from scheduler to worker: steps and the scheduler's turns are known."""
+    parts: list[Part] = []
+    at_ns, turn_ns = start_ns, TURN_NS
+    running = timeline.running(start_ns)
+    for step in ([running] if running is not None else []) + timeline.between(start_ns + 1, end_ns):
+        begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
+        if stop_ns <= at_ns:
+            continue
+        parts.extend(_turn(at_ns, begin_ns, turn_ns, cause))
+        parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}"))
+        at_ns = stop_ns
+        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
+    parts.extend(_turn(at_ns, end_ns, turn_ns, cause))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
 def _turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
     """Charge a pause between steps to `cause` for as long as the scheduler's own turn may take, the rest to nothing."""
     known_ns = min(end_ns, start_ns + turn_ns)

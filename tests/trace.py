@@ -49,7 +49,8 @@ class Trace:
         scheduled, started, forwarded, connected, ended = times_ms
         self.at(scheduled, stages.STEP_SCHEDULED, "", number, tokens, requests, process=process)
         self.at(started, stages.STEP_STARTED, "", number, process=process)
-        self.at(forwarded, stages.STEP_FORWARDED, "", number, process=process)
+        if tokens:
+            self.at(forwarded, stages.STEP_FORWARDED, "", number, process=process)
         self.at(
             connected,
             stages.STEP_CONNECTED,
@@ -143,6 +144,7 @@ def push(registration_sent_ms: float = 4.0, name: str = "r1") -> Trace:
     trace.at(registration_sent_ms, stages.REGISTRATION_SENT, d).at(received, stages.REGISTRATION_RECEIVED, d)
     trace.at(4, stages.PREFILL_SCHEDULED, p, 1, 600, 0, 600).step(P, 1, (4, 10, 30, 30.5, 31), tokens=600)
     trace.at(31, stages.PREFILL_FINISHED, p, 38, 1).at(33, stages.PREFILL_STAGED, p).at(34, stages.SENDER_PICKED, p)
+    trace.step(P, 2, (31.5, 32.5, 0, 33.2, 33.3), tokens=0)
     trace.at(33.5, stages.SENDER_WOKE, process=P).at(90 + late, stages.SENDER_SLEPT, process=P)
     trace.at(matched, stages.MATCHED, p, ref=d).at(35.5 + late, stages.PREPARED, p, 7, 20, 0, ref=d, process=P)
     trace.at(36 + late, stages.POST_STARTED, p, 7, process=P).at(
