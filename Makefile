@@ -27,7 +27,7 @@ $(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/ins
 $(CLIENTS)/stamp: requirements/clients.txt
 	@echo "installing public load generators into $(CLIENTS)" >&2
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
-	@$(PYTHON) -m pip --python $(CLIENTS)/bin/python --disable-pip-version-check --quiet \
+	@$(PYTHON) -m pip --python $(CLIENTS)/bin/python --disable-pip-version-check -qq \
 	  install --no-compile --no-deps -r requirements/clients.txt
 	@touch $@
 

@@ -307,7 +307,8 @@ class Lab:
         Where this is interrupted in its turn, the guard finishes the work.
         """
         running = [program for program in self._programs() if program.process is not None]
-        takedown.end(self._members, [program.pid for program in running if program.exit_code() is None])
+        leaders = [program.pid for program in running if program.exit_code() is None]
+        takedown.end(self._members, leaders, takedown.GRACE_S)
         for program in running:
             if program.process is not None:
                 program.process.wait()

@@ -60,7 +60,7 @@ class Members:
         return f"{MARKER}={self.marker}".encode() in environment.split(b"\0")
 
 
-def end(members: Members, leaders: list[int], grace_s: float = GRACE_S) -> list[int]:
+def end(members: Members, leaders: list[int], grace_s: float) -> list[int]:
     """Ask `leaders` to end, kill what is left after `grace_s`, and return the process ids that had to be killed."""
     segments = _segments(members.alive())
     _signal(leaders, signal.SIGTERM)
@@ -158,7 +158,7 @@ def guard() -> None:
             folders.append(value)
         elif word == "done":
             return
-    end(members, list(members.sessions))
+    end(members, list(members.sessions), GRACE_S)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,1 @@
+"""A stand-in package: only what the lab starts."""
