@@ -220,6 +220,7 @@ def test_a_window_set_back_by_a_slow_thread_loses_nothing(small_windows: None, t
     tracer = emit.Emitter(tmp_path)
     first = tracer._window
     emit_many(tracer, 10_000)
+    tracer.flush()
     tracer._window = first
     tracer.emit(ENQUEUED, "after", 10_000)
     tracer._window = first
