@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import duckdb
 import pyarrow as pa
@@ -405,6 +406,14 @@ def test_a_refused_query_is_one_line(path: Path) -> None:
 
     assert "\n" not in str(caught.value)
     assert "nonsense" in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["read", "write"])
+def test_a_long_query_draws_nothing_on_stdout(path: Path, mode: Literal["read", "write"]) -> None:
+    """DuckDB 2 shows a progress bar after two seconds, in the middle of what a program reads as JSON."""
+    Store.open(path, "write").close()
+    with Store.open(path, mode) as store:
+        assert store.rows("SELECT current_setting('enable_progress_bar') AS shown") == [{"shown": False}]
 
 
 def test_times_come_in_utc_whatever_the_machine_says(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

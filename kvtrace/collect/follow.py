@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,15 +27,23 @@ RECORDS_PER_CHUNK = 245_760  # two DuckDB row groups: what is inserted is writte
 class Chunk:
     """Part of what one file gave: rows for table event (None for a mere change of position) and the new position.
 
-    Only the last chunk of a batch moves the position, since a batch counts as a whole.
+    Only the last chunk of a batch moves the position, since a batch counts as a whole. `facts` and `dropped` are what
+    the file says of its process by now.
     """
 
     key: FileKey
     process: ProcessRow
     position: Position | None
     events: pa.Table | None
+    facts: dict[str, str]
+    dropped: dict[int, int]
     oldest_ns: int = 0
     newest_ns: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many events it holds."""
+        return int(self.events.num_rows) if self.events is not None else 0
 
 
 @dataclass(slots=True)
@@ -44,6 +52,7 @@ class _Followed:
     path: Path
     inode: int
     process: ProcessRow
+    told: tuple[dict[str, str], dict[int, int]] = field(default_factory=lambda: ({}, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class Folders:
             self._vanished(path)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield what every followed file has to give now, in bounded chunks."""
+        """Yield what every followed file has to give now, in bounded chunks. Leaves the ledger alone."""
         for key in sorted(self._followed):
             followed = self._followed.get(key)
             if followed is not None:
@@ -187,7 +196,8 @@ class Folders:
             self._key_at.pop(followed.path, None)
             self._refused[followed.path] = _look_of(followed.path)
             return
-        is_news = self._ledger.note(process, batch)
+        is_news = (batch.facts, batch.dropped) != followed.told
+        followed.told = (batch.facts, batch.dropped)
         unfilled = batch.lost - sum(batch.dropped.values())
         count = len(batch.records)
         finished = count == 0 and file.sealed
@@ -197,7 +207,7 @@ class Folders:
             self._notice(str(followed.path), "holds damaged records, which were left out")
         if count == 0:
             if is_news or finished or moved:
-                yield Chunk(key, process, position, None)
+                yield Chunk(key, process, position, None, batch.facts, batch.dropped)
             if finished:
                 self._drop(key)
             return
@@ -209,9 +219,8 @@ class Folders:
             is_last = start + RECORDS_PER_CHUNK >= count
             oldest_ns = int(records["t_ns"].min()) + process.offset_ns
             newest_ns = int(records["t_ns"].max()) + process.offset_ns
-            process.saw(oldest_ns, newest_ns)
-            self._ledger.mark(process)
-            yield Chunk(key, process, position if is_last else None, events, oldest_ns, newest_ns)
+            moved_to = position if is_last else None
+            yield Chunk(key, process, moved_to, events, batch.facts, batch.dropped, oldest_ns, newest_ns)
         if unknown:
             message = f"holds stages that this kvtrace does not know, {unknown} or more records; upgrade kvtrace"
             self._notice(str(followed.path), message)

@@ -13,7 +13,6 @@ import pyarrow as pa
 from kvtrace import stages
 
 if TYPE_CHECKING:
-    from kvtrace.segments import Batch
     from kvtrace.store import Store
     from kvtrace.wire import SegmentHeader
 
@@ -143,20 +142,11 @@ class Ledger:
             self._changed_processes.add(header.series)
         return process
 
-    def note(self, process: ProcessRow, batch: Batch) -> bool:
-        """Take in what a batch says of its process, beside its events; return whether that is news."""
-        facts = {**process.facts, **batch.facts}
-        dropped = dict(process.dropped)
-        for code, count in batch.dropped.items():
-            dropped[code] = max(count, dropped.get(code, 0))
-        is_news = facts != process.facts or dropped != process.dropped
-        process.facts, process.dropped = facts, dropped
-        if is_news:
-            self._changed_processes.add(process.series)
-        return is_news
-
-    def mark(self, process: ProcessRow) -> None:
-        """Have the process's row written with the next commit."""
+    def note(self, process: ProcessRow, facts: dict[str, str], dropped: dict[int, int]) -> None:
+        """Take in what a file says of its process beside its events."""
+        process.facts = {**process.facts, **facts}
+        for code, count in dropped.items():
+            process.dropped[code] = max(count, process.dropped.get(code, 0))
         self._changed_processes.add(process.series)
 
     def write(self, store: Store, positions: dict[FileKey, Position]) -> None:

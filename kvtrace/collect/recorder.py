@@ -11,6 +11,7 @@ import platform
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from kvtrace.errors import DamageError, KvtraceError, StoreError
 from kvtrace.store import Store, discard, working_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Analysis = Callable[[Store, int | None], int]
 
@@ -210,33 +211,34 @@ class Recorder:
             raise
 
     def _commit_all(self, store: Store) -> int:
-        total, held, rows = 0, [], 0
-        for chunk in self._folders.chunks():
-            held.append(chunk)
-            rows += chunk.events.num_rows if chunk.events is not None else 0
-            # A file's batch counts as a whole: a commit never falls between two of its chunks.
-            if rows >= RECORDS_PER_CHUNK and chunk.position is not None:
-                total += self._commit(store, held)
-                held, rows = [], 0
-        if held:
-            total += self._commit(store, held)
+        groups = _grouped(self._folders.chunks())
+        total = 0
+        # Files are read on a thread of their own while DuckDB, which lets go of the interpreter, inserts.
+        with ThreadPoolExecutor(1, "kvtrace-reader") as reader:
+            arriving = reader.submit(next, groups, None)
+            while (group := arriving.result()) is not None:
+                arriving = reader.submit(next, groups, None)
+                total += self._commit(store, group)
         return total
 
     def _commit(self, store: Store, chunks: list[Chunk]) -> int:
         positions: dict[FileKey, Position] = {c.key: c.position for c in chunks if c.position is not None}
         tables = [chunk.events for chunk in chunks if chunk.events is not None]
+        for chunk in chunks:
+            self._ledger.note(chunk.process, chunk.facts, chunk.dropped)
+            if chunk.rows:
+                chunk.process.saw(chunk.oldest_ns, chunk.newest_ns)
         with store.transaction():
-            for table in _grouped(tables):
-                store.append("event", table)
+            if tables:
+                # Joined, since many small inserts cost more than one large one.
+                store.append("event", pa.concat_tables(tables))
             self._ledger.write(store, positions)
-            self._write_notices(store)
-        self._unwritten_notices.clear()
         self._ledger.committed(positions)
         self._is_unpublished = True
         count: int = sum(table.num_rows for table in tables)
         if count:
             newest_ns = max(chunk.newest_ns for chunk in chunks)
-            oldest_ns = min(chunk.oldest_ns for chunk in chunks if chunk.events is not None)
+            oldest_ns = min(chunk.oldest_ns for chunk in chunks if chunk.rows)
             self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - newest_ns) / 1e9)
         self.stats.events += count
@@ -286,10 +288,12 @@ class Recorder:
             self.stats.removed_files += self._folders.remove_finished()
 
     def _write_own(self, store: Store, state: str) -> None:
+        notices = list(self._unwritten_notices)
         with store.transaction():
-            self._write_notices(store)
-            store.remember({**self.facts, **self._facts_of_processes(), **self._own_facts(state)})
-        self._unwritten_notices.clear()
+            if notices:
+                store.append("recorder", pa.Table.from_pylist(notices))
+            store.remember({**self._facts_of_processes(), **self.facts, **self._own_facts(state)})
+        del self._unwritten_notices[: len(notices)]
 
     def _own_facts(self, state: str) -> dict[str, str]:
         return {
@@ -313,20 +317,14 @@ class Recorder:
         self.stats.skipped.append(message if subject in message else f"{subject}: {message}")
         self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})
 
-    def _write_notices(self, store: Store) -> None:
-        if self._unwritten_notices:
-            store.append("recorder", pa.Table.from_pylist(self._unwritten_notices))
 
-
-def _grouped(tables: list[pa.Table]) -> Iterable[pa.Table]:
-    """Yield the tables joined into full row groups: many small inserts cost more than few large ones."""
-    group: list[pa.Table] = []
-    rows = 0
-    for table in tables:
-        group.append(table)
-        rows += table.num_rows
-        if rows >= RECORDS_PER_CHUNK:
-            yield pa.concat_tables(group)
-            group, rows = [], 0
+def _grouped(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
+    """Yield chunks by the commit: full row groups, and never a part of what one file gave at once."""
+    group: list[Chunk] = []
+    for chunk in chunks:
+        group.append(chunk)
+        if chunk.position is not None and sum(member.rows for member in group) >= RECORDS_PER_CHUNK:
+            yield group
+            group = []
     if group:
-        yield pa.concat_tables(group)
+        yield group

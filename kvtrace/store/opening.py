@@ -33,6 +33,7 @@ def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
     try:
         _check_schema(path, connection)
+        _keep_quiet(connection)
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET lock_configuration = true")
     except BaseException:
@@ -57,7 +58,14 @@ def connect_to_write(path: Path) -> duckdb.DuckDBPyConnection:
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     with opened_plainly(path):
-        return duckdb.connect(str(path), config={"storage_compatibility_version": _STORAGE_VERSION})
+        connection = duckdb.connect(str(path), config={"storage_compatibility_version": _STORAGE_VERSION})
+    _keep_quiet(connection)
+    return connection
+
+
+def _keep_quiet(connection: duckdb.DuckDBPyConnection) -> None:
+    """Keep DuckDB from drawing a progress bar on stdout, where only answers belong, during a long query."""
+    connection.execute("SET enable_progress_bar = false")
 
 
 def _create(path: Path) -> None:
