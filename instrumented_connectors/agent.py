@@ -80,7 +80,7 @@ class AgentSide:
         watch(proxy, "transfer", tracer, before=self._posting, after=self._posted, failed=self._not_posted)
         watch(proxy, "check_xfer_state", tracer, before=self._polling, after=self._polled, failed=self._not_polled)
         watch(proxy, "release_xfer_handle", tracer, before=self._released)
-        watch(proxy, "send_notif", tracer, before=self._sending, after=self._notification_sent)
+        watch(proxy, "send_notif", tracer, after=self._notification_sent)
         watch(proxy, "get_new_notifs", tracer, after=self._notifications)
         return proxy
 
@@ -191,11 +191,8 @@ class AgentSide:
 
     # Notifications -------------------------------------------------------------------------------
 
-    def _sending(self, *_args: Any, **_kwargs: Any) -> int:
-        return now_ns()
-
     def _notification_sent(
-        self, began_ns: int, _result: Any, remote_agent_name: str, notif_msg: bytes, *_args: Any, **_kwargs: Any
+        self, _token: None, _result: Any, remote_agent_name: str, notif_msg: bytes, *_args: Any, **_kwargs: Any
     ) -> None:
         del remote_agent_name  # named as NIXL names it, so that keywords find their place
         if not notif_msg.startswith(_REGISTRATION):
@@ -206,7 +203,8 @@ class AgentSide:
         request = registration[0]
         order = self._sent[1] + 1 if self._sent[0] == request else 0
         self._sent = (request, order)
-        self._tracer.emit(_REGISTRATION_SENT, request, self._rank, len(notif_msg), order, 0, "", began_ns)
+        # Stamped behind the call: until it returns, the message may still be on D.
+        self._tracer.emit(_REGISTRATION_SENT, request, self._rank, len(notif_msg), order)
         self.worked()
 
     def _notifications(self, _token: None, result: dict[str, list[bytes]], *_args: Any, **_kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
 from kvtrace import stages
 
@@ -132,7 +133,7 @@ class SchedulerSide:
         self._number += 1
         tokens = scheduler_output.total_num_scheduled_tokens
         late = not getattr(scheduler_output, "has_sync_kv_loads", True)
-        setattr(metadata, STEP_ATTRIBUTE, (self._number, tokens, late))
+        setattr(metadata, STEP_ATTRIBUTE, StepMark((self._number, tokens, late)))
         scheduled = scheduler_output.num_scheduled_tokens
         step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting))
         if len(self._steps) == _STEPS_IN_FLIGHT:

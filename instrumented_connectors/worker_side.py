@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors.scheduler_side import STEP_ATTRIBUTE
+from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Tracer, now_ns, watch
 from kvtrace import stages
 
@@ -18,6 +19,7 @@ _STEP_CONNECTED = stages.STEP_CONNECTED.code
 _LOAD_STARTED = stages.LOAD_STARTED.code
 _REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
 _STAGED = stages.PREFILL_STAGED.code
+_NO_MARK = StepMark((0, 0, True))
 
 
 class WorkerSide:
@@ -60,8 +62,9 @@ class WorkerSide:
     def _bound(self, connector_metadata: Any) -> None:
         self._resolve()
         self._metadata = connector_metadata
-        self._step, tokens, self._loads_late = getattr(connector_metadata, STEP_ATTRIBUTE, (0, 0, True))
-        self._started_ns = now_ns()
+        mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
+        self._step, tokens, self._loads_late = mark
+        self._started_ns = mark.taken_ns or now_ns()
         self._has_forward = tokens > 0
         self._forwarded = self._shown = False
         self._spent_ns = self._before_ns = 0
