@@ -1,0 +1,1 @@
+"""Tests that need real vLLM engines, which they share per mode."""

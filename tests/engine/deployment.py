@@ -1,0 +1,195 @@
+"""A lab under test: requests sent one at a time under given delays, and what kvtrace says of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from kvtrace.collect import Recorder
+from kvtrace.lab import workload
+from kvtrace.lab.stack import Lab
+from kvtrace.store import Store
+from tests.engine.faults import Faults, Settings
+
+OUTPUT_TOKENS = 2
+PAUSE_S = 0.03
+"""Between two requests, so that P has freed the blocks of the first and no step of it runs any more."""
+WARM_UP = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What kvtrace says of one request; times in ms."""
+
+    name: str
+    row: Mapping[str, Any]
+    causes_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    slack_ms: Mapping[str, float]
+    segments: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """Return what kind of request it was: its name without the number."""
+        return self.name.rpartition(":")[0]
+
+    def share_ms(self, column: str) -> float:
+        """Return one of the request's durations."""
+        return float(self.row[f"{column}_ns"]) / 1e6
+
+
+class Deployment:
+    """One lab with its delays. `send` sends one request; `answers` records everything sent so far."""
+
+    def __init__(self, mode: str, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mode = mode
+        self.faults = Faults(folder / "faults")
+        self.spool = folder / "spool"
+        self._stores = folder
+        self._recorded = 0
+        self._numbers: dict[str, int] = defaultdict(int)
+        self.lab = Lab(mode, spool=self.spool, environment=self.faults.environment, quiet=True)
+
+    def __enter__(self) -> Self:
+        self.lab.start()
+        self._client = httpx.Client(base_url=self.lab.url, timeout=60, trust_env=False)
+        for _ in range(WARM_UP):
+            self.send("warm-up")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._client.close()
+        self.lab.stop()
+
+    def send(
+        self,
+        kind: str,
+        settings: Settings | None = None,
+        prompt_tokens: int = 600,
+        meanwhile: Callable[[], None] | None = None,
+        prompt: str | None = None,
+    ) -> float:
+        """Send one request under the given delays and return its TTFT as the client sees it, ms."""
+        name = f"{kind}:{self._numbers[kind]}"
+        self._numbers[kind] += 1
+        body = {
+            "model": self.lab.model,
+            "prompt": prompt or workload.prompt(1, 0, prompt_tokens),
+            "max_tokens": OUTPUT_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        first_s = 0.0
+        beside = threading.Thread(target=meanwhile or (lambda: None))
+        with self.faults.on(settings or {}):
+            beside.start()
+            began_s = time.monotonic()
+            with self._client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
+                reply.raise_for_status()
+                for line in reply.iter_lines():
+                    if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"] and not first_s:
+                        first_s = time.monotonic()
+        beside.join()
+        time.sleep(PAUSE_S)
+        assert first_s, f"{name} was answered without a token"
+        return (first_s - began_s) * 1000
+
+    def answers(self) -> dict[str, list[Answer]]:
+        """Record everything that was emitted so far and return the answers by kind, warm-up left out."""
+        self._recorded += 1
+        path = self._stores / f"{self.mode}-{self._recorded}.duckdb"
+        with Recorder(path, [self.spool], {"mode": self.mode}, delete_consumed=False) as recorder:
+            recorder.run_once()
+        with Store.open(path, "read") as store:
+            found = list(_read(store))
+        by_kind: dict[str, list[Answer]] = defaultdict(list)
+        for answer in found:
+            if answer.name and not answer.name.startswith("warm-up"):
+                by_kind[answer.kind].append(answer)
+        return by_kind
+
+    def pid(self, process: str) -> int:
+        """Return the process id of the router, or of a side's API server or engine core (`decode.api`, ...)."""
+        if process == "router":
+            assert self.lab.router is not None
+            return self.lab.router.pid
+        role, _, part = process.partition(".")
+        (engine,) = (engine for engine in self.lab.engines if engine.role.value == role)
+        if part == "api":
+            return engine.pid
+        return next(child for child in _children(engine.pid) if "EngineCore" in _title(child))
+
+
+def _read(store: Store) -> Iterable[Answer]:
+    segments, hidden = defaultdict(list), defaultdict(list)
+    for row in store.rows(
+        "SELECT request_key, class, cause, waited_for, start_ns, end_ns FROM segment ORDER BY 1, start_ns"
+    ):
+        segments[row["request_key"]].append(row)
+    for row in store.rows("SELECT request_key, cause, duration_ns, slack_ns FROM hidden"):
+        hidden[row["request_key"]].append(row)
+    for row in store.rows("SELECT * FROM request ORDER BY start_ns"):
+        key = row["request_key"]
+        causes_ms: dict[str, float] = defaultdict(float)
+        for segment in segments[key]:
+            causes_ms[segment["cause"]] += (segment["end_ns"] - segment["start_ns"]) / 1e6
+        yield Answer(
+            name=row["client_request_id"] or "",
+            row=row,
+            causes_ms=causes_ms,
+            hidden_ms={one["cause"]: one["duration_ns"] / 1e6 for one in hidden[key]},
+            slack_ms={one["cause"]: one["slack_ns"] / 1e6 for one in hidden[key]},
+            segments=tuple(segments[key]),
+        )
+
+
+def grown_ms(delayed: list[Answer], plain: list[Answer], of: Callable[[Answer], float]) -> float:
+    """Return by how much the median of a duration differs between the two, ms."""
+    return statistics.median(map(of, delayed)) - statistics.median(map(of, plain))
+
+
+def stop_for(pid: int, duration_s: float, after_s: float) -> None:
+    """Stop the process after some time, and let it go on after some more."""
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(duration_s)
+    os.kill(pid, signal.SIGCONT)
+
+
+def prolong_stop(pid: int, duration_s: float, timeout_s: float = 5.0) -> None:
+    """Wait until the process has stopped itself, and let it go on after some more time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_stopped(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.0005)
+    time.sleep(duration_s)
+    os.kill(pid, signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def _title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -1,0 +1,222 @@
+"""Puts known delays into the lab's processes: on their PYTHONPATH, so that Python runs it before anything else.
+
+Each `Point` names a function of vLLM, NIXL, the router or the standard library. Its wrapper looks for a file of the
+point's name in `KVTRACE_FAULTS`: none, and nothing happens; a number, and the call sleeps that many ms; the word
+`stop`, and the process stops itself (SIGSTOP) until the test continues it. Nothing of kvtrace knows of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+FOLDER_VARIABLE = "KVTRACE_FAULTS"
+_WRITER = "nixl-push-writer"
+_REGISTRATION = b"PUSH_REG:"
+_HEARTBEAT = b"HB:"
+_SERVING = "vllm.entrypoints.openai.completion.serving"
+_EXECUTOR = "vllm.v1.executor.multiproc_executor"
+_DETOKENISER = "vllm.v1.engine.output_processor"
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+
+_writers: dict[int, Any] = {}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a delay can be put: around which function, on which side of it, for which of its calls."""
+
+    name: str
+    module: str
+    function: str
+    after: bool = False
+    applies: Callable[[Sequence[Any], Any], bool] = lambda _args, _result: True
+    """Whether this call counts, from its arguments and (for points behind it) its result."""
+
+
+def _has_outputs(args: Sequence[Any], result: Any) -> bool:
+    """Return whether the front end gets outputs to detokenise, and not only figures."""
+    return bool(args[1])
+
+
+def _has_tokens(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a step computes."""
+    return bool(args[1].total_num_scheduled_tokens)
+
+
+def _registers(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a notification that is to be sent is a registration."""
+    return any(isinstance(argument, bytes) and argument.startswith(_REGISTRATION) for argument in args)
+
+
+def _completes(args: Sequence[Any], result: Any) -> bool:
+    """Return whether notifications that were read say that a transfer is complete."""
+    messages = [message for one in result.values() for message in one]
+    return any(not message.startswith((_REGISTRATION, _HEARTBEAT)) for message in messages)
+
+
+def _wakes_for_blocks(args: Sequence[Any], result: Any) -> bool:
+    """Return whether P's sender thread wakes with blocks to send."""
+    if threading.current_thread().name != _WRITER:
+        return False
+    worker = _writers.get(id(args[0]))
+    return worker is not None and worker._finished_blocks_inbox.qsize() > 0
+
+
+def _replies(what: str) -> Callable[[Sequence[Any], Any], bool]:
+    """Return a test for a worker's reply that holds sampled tokens, or a finished load."""
+
+    def applies(args: Sequence[Any], result: Any) -> bool:
+        output = args[1]
+        if what == "tokens":
+            tokens = getattr(output, "sampled_token_ids", None)
+            return tokens is not None and len(tokens) > 0
+        report = getattr(output, "kv_connector_output", None)
+        return bool(report is not None and report.finished_recving)
+
+    return applies
+
+
+POINTS = (
+    Point("router.before_prefill_leg", "kvtrace.router.dispatch", "Dispatcher._prefill"),
+    Point("router.before_decode_leg", "kvtrace.router.dispatch", "Dispatcher._decode"),
+    Point("router.reads_reply", "kvtrace.router.upstream", "Reply.body"),
+    Point("http.parses", "uvicorn.protocols.http.httptools_impl", "HttpToolsProtocol.on_headers_complete"),
+    Point("frontend.renders", _SERVING, "OpenAIServingCompletion.render_completion_request"),
+    Point("frontend.serialises", _SERVING, "OpenAIServingCompletion.request_output_to_completion_response"),
+    Point("frontend.detokenises", _DETOKENISER, "OutputProcessor.process_outputs", applies=_has_outputs),
+    Point("frontend.hands_over", "vllm.v1.engine.core_client", "AsyncMPClient.add_request_async"),
+    Point("core.takes_in", "vllm.v1.engine.core", "EngineCore.preprocess_add_request"),
+    Point("core.sends_output", "vllm.v1.engine.core", "EngineCoreProc._send_msg_tracking_payload"),
+    Point("forward", "vllm.model_executor.models.qwen3", "Qwen3ForCausalLM.forward"),
+    Point("worker.executes", "vllm.v1.worker.gpu_worker", "Worker.execute_model", applies=_has_tokens),
+    Point("worker.replies_tokens", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("tokens")),
+    Point("worker.replies_load", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("load")),
+    Point("nixl.prepares", "nixl._api", "nixl_agent.make_prepped_xfer"),
+    Point("nixl.posts", "nixl._api", "nixl_agent.transfer"),
+    Point("nixl.polls", "nixl._api", "nixl_agent.check_xfer_state"),
+    Point("nixl.reads_completion", "nixl._api", "nixl_agent.get_new_notifs", after=True, applies=_completes),
+    Point("nixl.sends_registration", "nixl._api", "nixl_agent.send_notif", applies=_registers),
+    Point("push.sends_registration", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._do_send_reg_notif"),
+    Point("push.writer_wakes", "threading", "Event.wait", after=True, applies=_wakes_for_blocks),
+)  # fmt: skip
+
+
+def _act(name: str) -> float:
+    """Stop the process if the point says so; return for how many seconds the call has to sleep."""
+    try:
+        text = Path(os.environ[FOLDER_VARIABLE], name).read_text()
+    except OSError:
+        return 0.0
+    if text == "stop":
+        Path(os.environ[FOLDER_VARIABLE], name).unlink(missing_ok=True)  # once
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return 0.0
+    return float(text or 0) / 1000
+
+
+def _wrapped(call: Callable[..., Any], point: Point) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(call):
+
+        @functools.wraps(call)
+        async def delayed_later(*args: Any, **kwargs: Any) -> Any:
+            if point.applies((*args, *kwargs.values()), None):
+                await asyncio.sleep(_act(point.name))
+            return await call(*args, **kwargs)
+
+        return delayed_later
+
+    @functools.wraps(call)
+    def delayed(*args: Any, **kwargs: Any) -> Any:
+        if not point.after and point.applies((*args, *kwargs.values()), None):
+            time.sleep(_act(point.name))
+        result = call(*args, **kwargs)
+        if point.after and point.applies((*args, *kwargs.values()), result):
+            time.sleep(_act(point.name))
+        return result
+
+    return delayed
+
+
+def _remember_writer(module: ModuleType) -> None:
+    """Note whose the sender thread's event is, so that its wakes can be told from others."""
+    worker_class = module.NixlPushConnectorWorker
+    construct = worker_class.__init__
+
+    @functools.wraps(construct)
+    def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _writers[id(self._push_writer_wake)] = self
+
+    worker_class.__init__ = remembering
+
+
+def _patch(module: ModuleType) -> None:
+    for point in POINTS:
+        if point.module == module.__name__:
+            owner_name, _, name = point.function.rpartition(".")
+            owner = getattr(module, owner_name)
+            wrapped = _wrapped(getattr(owner, name), point)
+            is_static = isinstance(vars(owner).get(name), staticmethod)
+            setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
+    if module.__name__ == f"{_NIXL}.push_worker":
+        _remember_writer(module)
+
+
+class _Finder:
+    """Finds the modules that hold points, and patches them once they have run."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's own spec with a loader that patches, None for modules without points."""
+        if name not in self._names:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: ModuleType) -> None:
+            execute(module)
+            _patch(module)
+
+        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    names = {point.module for point in POINTS}
+    for name in names & sys.modules.keys():
+        _patch(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(names - sys.modules.keys()))
+
+
+def _run_the_next_one() -> None:
+    """Run the sitecustomize that this one hides."""
+    here = Path(__file__).resolve().parent
+    others = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get(FOLDER_VARIABLE):
+    _install()
+_run_the_next_one()

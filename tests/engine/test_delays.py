@@ -1,0 +1,192 @@
+"""Delays of 40 ms come back under the cause of the place where they were put, and nowhere else.
+
+Requests go through real engines one at a time, delayed and plain interleaved; medians are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.engine.conftest import Deployments
+from tests.engine.deployment import Answer, grown_ms
+from tests.engine.faults import Settings
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+DELAY_MS = 40.0
+NOISE_MS = 3.0
+ROUNDS = 21
+PLAINS_PER_ROUND = 3
+LONG_TOKENS = 1600
+LATE_MS = 160.0
+"""Longer than P computes 600 tokens: a registration delayed by this is late."""
+
+
+@dataclass(frozen=True)
+class Delay:
+    """One kind of request: its delays, and what has to grow, compared with another kind."""
+
+    name: str
+    settings: Settings
+    cause: str = ""
+    """The cause on the path that has to grow by 40 ms; "" for none."""
+    hidden: str = ""
+    against: str = "plain"
+    prompt_tokens: int = 600
+
+    def __str__(self) -> str:
+        return slug(self.name)
+
+
+def slug(name: str) -> str:
+    """Return the name as it can stand in a header."""
+    return name.replace("'s", "").replace(",", "").replace(" ", "-")
+
+
+_REGISTRATION = ("decode", "push.sends_registration")
+LATE = "registration.late"
+_BELOW = ("decode", "nixl.sends_registration")
+PUSH = (
+    Delay("forward on P", {("prefill", "forward"): DELAY_MS}, "prefill.forward"),
+    Delay("P's worker takes the step up", {("prefill", "worker.executes"): DELAY_MS}, "prefill.forward"),
+    Delay("P's sender thread wakes", {("prefill", "push.writer_wakes"): DELAY_MS}, "writer.wake"),
+    Delay("descriptors of the write", {("prefill", "nixl.prepares"): DELAY_MS}, "prepare"),
+    Delay("post of the write", {("prefill", "nixl.posts"): DELAY_MS}, "post"),
+    Delay("completion is read", {("decode", "nixl.reads_completion"): DELAY_MS}, "detection"),
+    Delay("worker reports the load", {("decode", "worker.replies_load"): DELAY_MS}, "report"),
+    Delay("forward on D", {("decode", "forward"): DELAY_MS}, "decode.first_step"),
+    Delay("worker returns P's token", {("prefill", "worker.replies_tokens"): DELAY_MS}, "prefill.sample"),
+    Delay("P's core takes the request in", {("prefill", "core.takes_in"): DELAY_MS}, "prefill.frontend"),
+    Delay("D detokenises", {("decode", "frontend.detokenises"): DELAY_MS}, "decode.frontend"),
+    Delay("plain, long", {}, against="", prompt_tokens=LONG_TOKENS),
+    Delay("registration in time", {_REGISTRATION: DELAY_MS}, "", "registration", "plain, long", LONG_TOKENS),
+    Delay("plain, late", {_REGISTRATION: LATE_MS}, against=""),
+    Delay("registration late", {_REGISTRATION: LATE_MS + DELAY_MS}, LATE, against="plain, late"),
+    Delay("registration late, in NIXL", {_REGISTRATION: LATE_MS, _BELOW: DELAY_MS}, LATE, against="plain, late"),
+)  # fmt: skip
+
+PULL = (
+    Delay("router before the decode leg", {("router", "router.before_decode_leg"): DELAY_MS}, "router.dispatch"),
+    Delay("router reads P's reply", {("router", "router.reads_reply"): DELAY_MS}, "prefill.reply"),
+    Delay("router before the prefill leg", {("router", "router.before_prefill_leg"): DELAY_MS}, "router.dispatch"),
+    Delay("forward on P", {("prefill", "forward"): DELAY_MS}, "prefill.forward"),
+    Delay("P tokenises", {("prefill", "frontend.renders"): DELAY_MS}, "prefill.frontend"),
+    Delay("P serialises", {("prefill", "frontend.serialises"): DELAY_MS}, "prefill.frontend"),
+    Delay("D's server parses the head", {("decode", "http.parses"): DELAY_MS}, "decode.hop"),
+    Delay("D hands the request to its core", {("decode", "frontend.hands_over"): DELAY_MS}, "decode.frontend"),
+    Delay("descriptors of the read", {("decode", "nixl.prepares"): DELAY_MS}, "prepare"),
+    Delay("post of the read", {("decode", "nixl.posts"): DELAY_MS}, "post"),
+    Delay("the read is polled", {("decode", "nixl.polls"): DELAY_MS}, "detection"),
+    Delay("worker reports the load", {("decode", "worker.replies_load"): DELAY_MS}, "report"),
+    Delay("forward on D", {("decode", "forward"): DELAY_MS}, "decode.first_step"),
+    Delay("D's worker takes the step up", {("decode", "worker.executes"): DELAY_MS}, "decode.first_step"),
+    Delay("D's core sends its output", {("decode", "core.sends_output"): DELAY_MS}, "decode.frontend"),
+)
+
+DELAYS = {"push": PUSH, "pull": PULL}
+
+
+@dataclass
+class Measurements:
+    """What was measured in each mode, so that all tests of a mode share its requests."""
+
+    deployments: Deployments
+    answers: dict[str, dict[str, list[Answer]]] = field(default_factory=dict)
+    client_ms: dict[str, list[float]] = field(default_factory=dict)
+    """TTFT of the plain requests as the client saw it."""
+
+    def get(self, mode: str) -> dict[str, list[Answer]]:
+        """Return the answers by kind, measured first if need be."""
+        if mode not in self.answers:
+            deployment = self.deployments.get(mode)
+            seen: list[float] = []
+            for _ in range(ROUNDS):
+                for position, delay in enumerate(DELAYS[mode]):
+                    if position % (len(DELAYS[mode]) // PLAINS_PER_ROUND) == 0:
+                        seen.append(deployment.send("plain"))
+                    deployment.send(str(delay), delay.settings, delay.prompt_tokens)
+            self.answers[mode], self.client_ms[mode] = deployment.answers(), seen
+        return self.answers[mode]
+
+
+@pytest.fixture(scope="module")
+def measurements(deployments: Deployments) -> Measurements:
+    """Return the measurements of both modes, made on demand."""
+    return Measurements(deployments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "delay"),
+    [
+        pytest.param(mode, delay, id=f"{mode}-{delay}")
+        for mode, kinds in DELAYS.items()
+        for delay in kinds
+        if delay.against
+    ],
+)
+def test_delay_comes_back_where_it_was_put(measurements: Measurements, mode: str, delay: Delay) -> None:
+    """The named cause grows by 40 ms, every other cause stays, and so does hidden work unless it is the one named."""
+    answers = measurements.get(mode)
+    delayed, plain = answers[str(delay)], answers[slug(delay.against)]
+
+    assert len(delayed) == ROUNDS
+    assert len(plain) >= ROUNDS
+    grown = {
+        cause: grown_ms(delayed, plain, lambda answer, cause=cause: answer.causes_ms.get(cause, 0.0))
+        for cause in {cause for answer in delayed + plain for cause in answer.causes_ms}
+    }
+    expected = {cause: DELAY_MS if cause == delay.cause else 0.0 for cause in grown | {delay.cause: 0.0} if cause}
+    off = {
+        cause: round(grown.get(cause, 0.0), 1)
+        for cause in expected
+        if abs(grown.get(cause, 0.0) - expected[cause]) > NOISE_MS
+    }
+    assert not off, f"ms by which causes grew: {off}"
+    if delay.hidden:
+        hidden_ms = grown_ms(delayed, plain, lambda answer: answer.hidden_ms.get(delay.hidden, 0.0))
+        slack_ms = grown_ms(delayed, plain, lambda answer: answer.slack_ms.get(delay.hidden, 0.0))
+        assert hidden_ms == pytest.approx(DELAY_MS, abs=NOISE_MS)
+        assert slack_ms == pytest.approx(-DELAY_MS, abs=NOISE_MS)
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_shares_are_exact_and_every_request_is_complete(measurements: Measurements, mode: str) -> None:
+    """Delayed or not: classes sum to the TTFT to the nanosecond, segments tile it, and the hand-off is whole."""
+    for answer in (answer for kind in measurements.get(mode).values() for answer in kind):
+        row = answer.row
+
+        assert row["verdict"] == "complete", f"{answer.name}: {row['note']}"
+        assert row["scope"] == "router"
+        assert row["mode"] == mode
+        shares = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns")
+        assert sum(row[share] for share in shares) == row["ttft_ns"] == row["first_token_ns"] - row["start_ns"]
+        assert row["compute_run_ns"] + row["compute_queue_ns"] == row["compute_ns"]
+        edges = [segment["start_ns"] for segment in answer.segments] + [answer.segments[-1]["end_ns"]]
+        assert edges == [row["start_ns"]] + [segment["end_ns"] for segment in answer.segments]
+        assert row["transfer_low_ns"] <= row["transfer_ns"] <= row["transfer_high_ns"]
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_little_stays_unattributed(measurements: Measurements, mode: str) -> None:
+    """Of plain requests less than 2 % of the TTFT is unexplained at the median, and less than 5 % at the p99."""
+    plain = measurements.get(mode)["plain"]
+    shares = sorted(answer.row["unattributed_ns"] / answer.row["ttft_ns"] for answer in plain)
+
+    assert len(plain) >= 60
+    assert statistics.median(shares) < 0.02
+    assert shares[round(0.99 * (len(shares) - 1))] < 0.05
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_ttft_agrees_with_the_client(measurements: Measurements, mode: str) -> None:
+    """The router's TTFT is the client's less the client's own path: 2 ms at the median."""
+    answers = sorted(measurements.get(mode)["plain"], key=lambda answer: answer.row["start_ns"])
+    differences = [
+        client_ms - answer.share_ms("ttft")
+        for client_ms, answer in zip(measurements.client_ms[mode], answers, strict=True)
+    ]
+
+    assert 0 <= statistics.median(differences) <= 2

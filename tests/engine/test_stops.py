@@ -1,0 +1,95 @@
+"""A process stopped for 40 ms shows as itself or as unattributed, never as transfer or as the model computing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from tests.engine.deployment import Answer, Deployment, grown_ms, prolong_stop, stop_for
+from tests.engine.faults import STOP
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+STOP_MS = 40.0
+NOISE_MS = 3.0
+PAIRS = 12
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A process that stops itself at a point of the request, and the causes that may grow."""
+
+    mode: str
+    process: str
+    role: str
+    point: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.mode}-{self.process}-{self.point}".replace(".", "-")
+
+
+AT_A_POINT = (
+    Stop("push", "router", "router", "router.before_prefill_leg", "router.dispatch"),
+    Stop("push", "prefill.core", "prefill", "core.takes_in", "prefill.frontend"),
+    Stop("push", "decode.api", "decode", "frontend.detokenises", "decode.frontend"),
+    Stop("pull", "router", "router", "router.before_decode_leg", "router.dispatch"),
+    Stop("pull", "prefill.api", "prefill", "frontend.serialises", "prefill.frontend"),
+    Stop("pull", "decode.core", "decode", "core.takes_in", "decode.frontend"),
+)
+
+
+@pytest.mark.parametrize(("mode", "stop"), [pytest.param(stop.mode, stop, id=str(stop)) for stop in AT_A_POINT])
+def test_stop_at_a_point_shows_in_the_segment_of_its_process(deployment: Deployment, mode: str, stop: Stop) -> None:
+    """Each kind of process stops itself at a known point; its own segment, or unattributed, grows by the stop."""
+    pid = deployment.pid(stop.process)
+    for _ in range(PAIRS):
+        deployment.send(f"{stop}-plain")
+        deployment.send(
+            str(stop), {(stop.role, stop.point): STOP}, meanwhile=partial(prolong_stop, pid, STOP_MS / 1000)
+        )
+    answers = deployment.answers()
+    stopped, plain = answers[str(stop)], answers[f"{stop}-plain"]
+
+    grown = grown_ms(stopped, plain, lambda answer: answer.causes_ms[stop.cause] + answer.causes_ms["unattributed"])
+    assert grown == pytest.approx(STOP_MS, abs=NOISE_MS)
+    _assert_neither_transfer_nor_compute_grew(stopped, plain)
+
+
+ANY_TIME = [
+    ("push", "router"),
+    ("push", "decode.api"),
+    ("push", "decode.core"),
+    ("pull", "prefill.api"),
+    ("pull", "router"),
+]
+
+
+@pytest.mark.parametrize(("mode", "process"), ANY_TIME)
+def test_stop_at_any_time_is_neither_transfer_nor_compute(deployment: Deployment, mode: str, process: str) -> None:
+    """Stopped from outside at a time of no meaning: some requests get slower, none by transfer or by computing.
+
+    D's core is stopped in push while D waits for the KV, when no step of it computes.
+    """
+    pid = deployment.pid(process)
+    kind = f"{mode}-{process.replace('.', '-')}-any-time"
+    source = random.Random(7)
+    for _ in range(PAIRS):
+        deployment.send(f"{kind}-plain")
+        after_s = source.uniform(0.005, 0.06 if process != "decode.core" else 0.02)
+        deployment.send(kind, meanwhile=partial(stop_for, pid, STOP_MS / 1000, after_s))
+    answers = deployment.answers()
+
+    _assert_neither_transfer_nor_compute_grew(answers[kind], answers[f"{kind}-plain"])
+
+
+def _assert_neither_transfer_nor_compute_grew(stopped: list[Answer], plain: list[Answer]) -> None:
+    assert len(stopped) == len(plain) == PAIRS
+    for column in ("transfer", "compute_run"):
+        grown = grown_ms(stopped, plain, lambda answer, column=column: answer.share_ms(column))
+        assert grown < NOISE_MS, f"{column} grew by {grown:.1f} ms"
+        most = max(answer.share_ms(column) for answer in plain)
+        assert max(answer.share_ms(column) for answer in stopped) < most + STOP_MS / 2, column
