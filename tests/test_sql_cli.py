@@ -1,0 +1,102 @@
+"""`kvtrace sql`: answers on stdout and nothing else, refusals in one line on stderr."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvtrace import cli, queries
+from kvtrace.store import Store
+from tests.sample_store import PUSH_PATH, Sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sample = Sample()
+    sample.add("r1", PUSH_PATH)
+    sample.add("r2", PUSH_PATH, start_ms=500, client_request_id='odd \x1b[31m,\n"id"')
+    return sample.write(tmp_path_factory.mktemp("sql") / "run.duckdb")
+
+
+def test_a_named_query_as_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", str(store), "slowest_requests", "--json", "-p", "limit=1"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+
+    assert [(row["request_id"], row["ttft_ms"], row["started"][:4]) for row in rows] == [("r1", 100.0, "2023")]
+
+
+def test_a_select_with_a_parameter_as_csv(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT request_id, client_request_id FROM ttft WHERE request_id = $id"
+
+    assert cli.main(["sql", str(store), sql, "--csv", "--param", "id=r2"]) == 0
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+
+    assert rows == [["request_id", "client_request_id"], ["r2", 'odd \x1b[31m,\n"id"']]
+
+
+def test_a_table_cannot_move_the_cursor(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", str(store), "SELECT request_id, client_request_id, ttft_ms FROM ttft ORDER BY 1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert len(lines) == 4
+    assert lines[2].split() == ["r1", "100.000"]
+    assert "\\x1b[31m,\\n" in lines[3]
+
+
+def test_odd_values_are_valid_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT 'nan'::DOUBLE AS a, [1, NULL] AS b, map(['k'], [1.50]) AS c, DATE '2026-01-02' AS d, 'x'::BLOB AS e"
+
+    assert cli.main(["sql", str(store), sql, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"a": None, "b": [1, None], "c": {"k": 1.5}, "d": "2026-01-02", "e": "b'x'"}
+    ]
+
+
+def test_an_answer_without_rows_is_empty_and_no_error(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", str(store), "drops", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_the_list_names_every_query_and_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", "--list"]) == 0
+    out = capsys.readouterr().out
+
+    for query in queries.load_all():
+        assert f"{query.name} " in out
+        assert query.title in out
+    assert "limit=BIGINT" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["causses"], 1, "there is no query causses; `kvtrace sql --list` names them"),
+        (["slowest_requests", "-p", "limit=ten"], 1, "parameter limit wants a BIGINT, not 'ten'"),
+        (["causes", "-p", "limit=1"], 1, "query causes has no parameter limit; it has mode"),
+        (["SELECT $a", "-p", "b=1"], 1, "missing a, unknown b"),
+        (["SELECT 1; DROP TABLE event"], 1, "one statement is expected and 2 were given"),
+        (["DELETE FROM event"], 1, "read-only"),
+        (["SELECT nonsense"], 1, "nonsense"),
+        (["causes", "-p", "mode"], 2, "--param wants name=value"),
+        (["causes", "--json", "--csv"], 2, "--json and --csv exclude each other"),
+        ([], 2, "name a store and a query"),
+    ],
+)
+def test_a_refusal_is_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    assert cli.main(["sql", str(store), *arguments]) == code
+    shown = capsys.readouterr()
+
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert said in shown.err
+    with Store.open(store) as opened:
+        assert opened.rows("SELECT count(*) AS n FROM request") == [{"n": 2}]
