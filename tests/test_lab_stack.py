@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -160,6 +161,27 @@ def test_the_command_leaves_nothing_behind_however_it_ends(
 
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0)
     _wait_until(lambda: _running(temporary) == [] and list(temporary.iterdir()) == [])
+
+
+def test_the_rest_goes_on_when_one_engine_ends_and_the_command_says_so_once(temporary: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": STAND_INS}
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    with output.open("w") as out, errors.open("w") as err:
+        command = [sys.executable, "-m", "kvtrace", "lab", "push", "--stock", "--json"]
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
+    _wait_until(lambda: output.read_text().endswith("\n"))
+    facts = json.loads(output.read_text())
+    prefill, decode = facts["engines"]
+
+    os.kill(decode["pid"], signal.SIGKILL)
+    _wait_until(lambda: "decode-0 ended by itself" in errors.read_text())
+    time.sleep(1.2)  # two more looks
+
+    assert process.poll() is None
+    assert httpx.get(f"{prefill['url']}/health").is_success
+    assert errors.read_text().count("ended by itself") == 1
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 0
 
 
 def test_interrupted_while_starting_it_leaves_nothing_behind(temporary: Path) -> None:

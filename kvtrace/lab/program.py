@@ -64,7 +64,7 @@ class Program:
         """Return the exit code of an ended server (-n for signal n), None while it runs."""
         return None if self.process is None else self.process.poll()
 
-    def last_lines(self, count: int = 25) -> str:
+    def last_lines(self, count: int = 40) -> str:
         """Return the end of the log."""
         try:
             with self.log.open(encoding="utf-8", errors="replace") as file:

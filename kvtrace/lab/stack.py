@@ -25,7 +25,7 @@ from kvtrace.lab.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _SOCKET_PATH_MAX = 50  # vLLM's Unix sockets lie below the temporary folder and may have 107 letters in all
 # Lines of an engine's log, latest first, and what they tell of its start.
