@@ -9,7 +9,6 @@ from tests.engine.deployment import Deployment
 
 pytestmark = pytest.mark.engine
 PROMPTS = 10
-BURST = 50
 
 
 def _alone(deployment: Deployment, load: dict[str, object]) -> list[tuple[int, ...]]:
@@ -29,14 +28,3 @@ def test_answers_depend_on_the_prompt_and_not_on_the_hand_off(deployment: Deploy
     assert [record.error for record in handed_over.records] == [""] * PROMPTS
     assert [record.token_ids for record in handed_over.records] == _alone(deployment, load)
     assert len({record.token_ids for record in handed_over.records}) >= 8
-
-
-@pytest.mark.parametrize("mode", ["push"])
-def test_fifty_at_once_under_one_client_id_each_get_their_own_answer(deployment: Deployment) -> None:
-    load = {"requests": BURST, "input_len": 100, "output_len": 8, "seed": 6}
-
-    burst = workload.run(deployment.lab.url, quiet=True, rate_qps=float("inf"), client_id="burst:0", **load)
-
-    assert [record.error for record in burst.records] == [""] * BURST
-    assert [record.token_ids for record in burst.records] == _alone(deployment, load)
-    assert len(deployment.answers()["burst"]) == BURST
