@@ -1,0 +1,1 @@
+"""Tests, and the doubles, goldens and benches beside them."""
