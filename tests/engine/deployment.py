@@ -61,6 +61,8 @@ class Deployment:
         self._stores = folder
         self._recorded = 0
         self._numbers: dict[str, int] = defaultdict(int)
+        self.misses: dict[str, int] = defaultdict(int)
+        """By kind, how many requests did not pass one of their points, and so were not delayed."""
         self.lab = Lab(mode, spool=self.spool, environment=self.faults.environment, quiet=True)
 
     def __enter__(self) -> Self:
@@ -95,15 +97,16 @@ class Deployment:
         }
         first_s = 0.0
         beside = threading.Thread(target=meanwhile or (lambda: None))
-        with self.faults.on(settings or {}):
+        with self.faults.on(settings or {}) as unmet:
             beside.start()
             began_s = time.monotonic()
             with self._client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
                 reply.raise_for_status()
                 for line in reply.iter_lines():
-                    if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["text"] and not first_s:
+                    if line.startswith("data: {") and _has_text(json.loads(line[6:])) and not first_s:
                         first_s = time.monotonic()
         beside.join()
+        self.misses[kind] += bool(unmet)
         time.sleep(PAUSE_S)
         assert first_s, f"{name} was answered without a token"
         return (first_s - began_s) * 1000
@@ -155,6 +158,11 @@ def _read(store: Store) -> Iterable[Answer]:
             slack_ms={one["cause"]: one["slack_ns"] / 1e6 for one in hidden[key]},
             segments=tuple(segments[key]),
         )
+
+
+def _has_text(event: dict[str, Any]) -> bool:
+    assert "choices" in event, f"the stream says {event}"
+    return bool(event["choices"][0]["text"])
 
 
 def grown_ms(delayed: list[Answer], plain: list[Answer], of: Callable[[Answer], float]) -> float:

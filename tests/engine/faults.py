@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,15 +28,18 @@ class Faults:
         return {role: {"PYTHONPATH": str(SITE), "KVTRACE_FAULTS": str(self._folder / role)} for role in ROLES}
 
     @contextmanager
-    def on(self, settings: Settings) -> Iterator[None]:
-        """Keep the named delays on while the block runs."""
-        paths = [self._folder / role / point for role, point in settings]
+    def on(self, settings: Settings) -> Iterator[list[str]]:
+        """Keep the named delays on while the block runs; yield a list that in the end names those never met."""
+        unmet: list[str] = []
+        switches = {self._folder / role / point: str(value) for (role, point), value in settings.items()}
+        marks = [switch.with_name(f".{switch.name}.fired") for switch in switches]
         try:
-            for path, value in zip(paths, settings.values(), strict=True):
-                draft = path.with_name(f".{path.name}")
-                draft.write_text(str(value))
-                os.replace(draft, path)
-            yield
+            for switch, value in switches.items():
+                draft = switch.with_name(f".{switch.name}.draft")
+                draft.write_text(value)
+                draft.replace(switch)
+            yield unmet
+            unmet += [f"{mark.parent.name}{mark.name}" for mark in marks if not mark.exists()]
         finally:
-            for path in paths:
+            for path in (*switches, *marks):
                 path.unlink(missing_ok=True)

@@ -97,6 +97,8 @@ class Measurements:
     answers: dict[str, dict[str, list[Answer]]] = field(default_factory=dict)
     client_ms: dict[str, list[float]] = field(default_factory=dict)
     """TTFT of the plain requests as the client saw it."""
+    misses: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By kind, how many requests were not delayed."""
 
     def get(self, mode: str) -> dict[str, list[Answer]]:
         """Return the answers by kind, measured first if need be."""
@@ -109,6 +111,7 @@ class Measurements:
                         seen.append(deployment.send("plain"))
                     deployment.send(str(delay), delay.settings, delay.prompt_tokens)
             self.answers[mode], self.client_ms[mode] = deployment.answers(), seen
+            self.misses[mode] = dict(deployment.misses)
         return self.answers[mode]
 
 
@@ -134,6 +137,7 @@ def test_delay_comes_back_where_it_was_put(measurements: Measurements, mode: str
 
     assert len(delayed) == ROUNDS
     assert len(plain) >= ROUNDS
+    assert measurements.misses[mode].get(str(delay), 0) <= ROUNDS // 5, "the delay did not happen"
     grown = {
         cause: grown_ms(delayed, plain, lambda answer, cause=cause: answer.causes_ms.get(cause, 0.0))
         for cause in {cause for answer in delayed + plain for cause in answer.causes_ms}

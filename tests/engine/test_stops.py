@@ -51,6 +51,7 @@ def test_stop_at_a_point_shows_in_the_segment_of_its_process(deployment: Deploym
         deployment.send(
             str(stop), {(stop.role, stop.point): STOP}, meanwhile=partial(prolong_stop, pid, STOP_MS / 1000)
         )
+    assert not deployment.misses[str(stop)], "the process did not stop"
     answers = deployment.answers()
     stopped, plain = answers[str(stop)], answers[f"{stop}-plain"]
 

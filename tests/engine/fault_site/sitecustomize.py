@@ -2,7 +2,8 @@
 
 Each `Point` names a function of vLLM, NIXL, the router or the standard library. Its wrapper looks for a file of the
 point's name in `KVTRACE_FAULTS`: none, and nothing happens; a number, and the call sleeps that many ms; the word
-`stop`, and the process stops itself (SIGSTOP) until the test continues it. Nothing of kvtrace knows of this.
+`stop`, and the process stops itself (SIGSTOP) until the test continues it. A file `.NAME.fired` tells of either.
+Nothing of kvtrace knows of this.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _EXECUTOR = "vllm.v1.executor.multiproc_executor"
 _DETOKENISER = "vllm.v1.engine.output_processor"
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 
+# `nixl` is a front for the package of one CUDA release; its `_api` is that package's, under another name.
+_NIXL_API = "nixl_cu12._api"
+
 _writers: dict[int, Any] = {}
 
 
@@ -52,6 +56,11 @@ class Point:
 def _has_outputs(args: Sequence[Any], result: Any) -> bool:
     """Return whether the front end gets outputs to detokenise, and not only figures."""
     return bool(args[1])
+
+
+def _carries_outputs(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a message holds outputs, and not only figures, which go out with every step."""
+    return bool(getattr(args[1], "outputs", None))
 
 
 def _has_tokens(args: Sequence[Any], result: Any) -> bool:
@@ -102,16 +111,16 @@ POINTS = (
     Point("frontend.detokenises", _DETOKENISER, "OutputProcessor.process_outputs", applies=_has_outputs),
     Point("frontend.hands_over", "vllm.v1.engine.core_client", "AsyncMPClient.add_request_async"),
     Point("core.takes_in", "vllm.v1.engine.core", "EngineCore.preprocess_add_request"),
-    Point("core.sends_output", "vllm.v1.engine.core", "EngineCoreProc._send_msg_tracking_payload"),
+    Point("core.sends_output", "vllm.v1.serial_utils", "MsgpackEncoder.encode_into", applies=_carries_outputs),
     Point("forward", "vllm.model_executor.models.qwen3", "Qwen3ForCausalLM.forward"),
     Point("worker.executes", "vllm.v1.worker.gpu_worker", "Worker.execute_model", applies=_has_tokens),
     Point("worker.replies_tokens", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("tokens")),
     Point("worker.replies_load", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("load")),
-    Point("nixl.prepares", "nixl._api", "nixl_agent.make_prepped_xfer"),
-    Point("nixl.posts", "nixl._api", "nixl_agent.transfer"),
-    Point("nixl.polls", "nixl._api", "nixl_agent.check_xfer_state"),
-    Point("nixl.reads_completion", "nixl._api", "nixl_agent.get_new_notifs", after=True, applies=_completes),
-    Point("nixl.sends_registration", "nixl._api", "nixl_agent.send_notif", applies=_registers),
+    Point("nixl.prepares", _NIXL_API, "nixl_agent.make_prepped_xfer"),
+    Point("nixl.posts", _NIXL_API, "nixl_agent.transfer"),
+    Point("nixl.polls", _NIXL_API, "nixl_agent.check_xfer_state"),
+    Point("nixl.reads_completion", _NIXL_API, "nixl_agent.get_new_notifs", after=True, applies=_completes),
+    Point("nixl.sends_registration", _NIXL_API, "nixl_agent.send_notif", applies=_registers),
     Point("push.sends_registration", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._do_send_reg_notif"),
     Point("push.writer_wakes", "threading", "Event.wait", after=True, applies=_wakes_for_blocks),
 )  # fmt: skip
@@ -119,12 +128,14 @@ POINTS = (
 
 def _act(name: str) -> float:
     """Stop the process if the point says so; return for how many seconds the call has to sleep."""
+    switch = Path(os.environ[FOLDER_VARIABLE], name)
     try:
-        text = Path(os.environ[FOLDER_VARIABLE], name).read_text()
+        text = switch.read_text()
     except OSError:
         return 0.0
+    switch.with_name(f".{name}.fired").touch()
     if text == "stop":
-        Path(os.environ[FOLDER_VARIABLE], name).unlink(missing_ok=True)  # once
+        switch.unlink(missing_ok=True)  # once
         os.kill(os.getpid(), signal.SIGSTOP)
         return 0.0
     return float(text or 0) / 1000
