@@ -111,6 +111,8 @@ def _edge(before: Stage, after: Stage, cause: Cause, split: str = "") -> None:
     _edges.append(Edge(before, after, cause, split))
 
 
+# One declaration a line: this is a table.
+# fmt: off
 _NET = "router placement, keep-alive connections, fewer hops"
 _FRONT = "more API server processes, lighter front end, prompts sent as token ids"
 _THREAD = "a sender thread that is woken by the message, or another connector"
@@ -118,242 +120,46 @@ _MORE = "more or faster accelerators, other batching"
 
 # Causes: what a segment of the critical path is charged to -----------------------------------------
 
-ROUTER_DECIDE = _cause(
-    "router.decide",
-    Class.COORDINATION,
-    Where.ROUTER,
-    "The router reads the request and chooses P and D.",
-    "a cheaper policy, more router processes",
-)
-ROUTER_DISPATCH = _cause(
-    "router.dispatch",
-    Class.COORDINATION,
-    Where.ROUTER,
-    "The router prepares and sends a leg: the prefill leg, or the decode leg once it may.",
-    "concurrent dispatch, more router processes",
-)
-PREFILL_HOP = _cause(
-    "prefill.hop", Class.COORDINATION, Where.PREFILL, "The prefill leg is on its way to P's HTTP server.", _NET
-)
-PREFILL_FRONTEND = _cause(
-    "prefill.frontend",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P's front end reads, tokenises and hands over the request, or serialises the reply.",
-    _FRONT,
-)
-PREFILL_BOUNDARY = _cause(
-    "prefill.step_boundary",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "The request reached P's scheduler while a step ran and waits for that step to end.",
-    "shorter steps, smaller chunks",
-)
-PREFILL_QUEUE = _cause(
-    "prefill.queue",
-    Class.QUEUE,
-    Where.PREFILL,
-    "P's scheduler passed the request over: computing requests hold the slots, the token budget or the blocks.",
-    _MORE,
-)
-PREFILL_CAPACITY = _cause(
-    "prefill.capacity",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P's scheduler passed the request over while no step computed: finished requests still hold the blocks.",
-    "shorter leases, earlier release",
-)
-PREFILL_LAUNCH = _cause(
-    "prefill.launch",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "A step that works on the request is on its way from P's scheduler to the workers.",
-    "fewer ranks, a lighter executor",
-)
+ROUTER_DECIDE = _cause("router.decide", Class.COORDINATION, Where.ROUTER, "The router reads the request and chooses P and D.", "a cheaper policy, more router processes")
+ROUTER_DISPATCH = _cause("router.dispatch", Class.COORDINATION, Where.ROUTER, "The router prepares and sends a leg: the prefill leg, or the decode leg once it may.", "concurrent dispatch, more router processes")
+PREFILL_HOP = _cause("prefill.hop", Class.COORDINATION, Where.PREFILL, "The prefill leg is on its way to P's HTTP server.", _NET)
+PREFILL_FRONTEND = _cause("prefill.frontend", Class.COORDINATION, Where.PREFILL, "P's front end reads, tokenises and hands over the request, or serialises the reply.", _FRONT)
+PREFILL_BOUNDARY = _cause("prefill.step_boundary", Class.COORDINATION, Where.PREFILL, "The request reached P's scheduler while a step ran and waits for that step to end.", "shorter steps, smaller chunks")
+PREFILL_QUEUE = _cause("prefill.queue", Class.QUEUE, Where.PREFILL, "P's scheduler passed the request over: computing requests hold the slots, the token budget or the blocks.", _MORE)
+PREFILL_CAPACITY = _cause("prefill.capacity", Class.COORDINATION, Where.PREFILL, "P's scheduler passed the request over while no step computed: finished requests still hold the blocks.", "shorter leases, earlier release")
+PREFILL_LAUNCH = _cause("prefill.launch", Class.COORDINATION, Where.PREFILL, "A step that works on the request is on its way from P's scheduler to the workers.", "fewer ranks, a lighter executor")
 PREFILL_FORWARD = _cause("prefill.forward", Class.RUN, Where.PREFILL, "A forward step on P works on the prompt.", _MORE)
-PREFILL_SAMPLE = _cause(
-    "prefill.sample",
-    Class.RUN,
-    Where.PREFILL,
-    "The same step on P samples and P's scheduler takes in the result.",
-    _MORE,
-)
-PREFILL_OTHERS = _cause(
-    "prefill.others",
-    Class.QUEUE,
-    Where.PREFILL,
-    "Between the request's own chunks P runs steps that work on other requests.",
-    _MORE,
-)
-STEP_CONNECTOR = _cause(
-    "step.connector",
-    Class.COORDINATION,
-    Where.ENGINE,
-    "The connector works on the forward thread inside a step that works on the request.",
-    "move posting off the forward thread, another connector",
-)
-PREFILL_REPLY = _cause(
-    "prefill.reply", Class.COORDINATION, Where.PREFILL, "P's reply is on its way back to the router.", _NET
-)
-DECODE_HOP = _cause(
-    "decode.hop", Class.COORDINATION, Where.DECODE, "The decode leg is on its way to D's HTTP server.", _NET
-)
-DECODE_FRONTEND = _cause(
-    "decode.frontend",
-    Class.COORDINATION,
-    Where.DECODE,
-    "D's front end reads, tokenises and hands over the request, or detokenises and writes the first token.",
-    _FRONT,
-)
-DECODE_BOUNDARY = _cause(
-    "decode.step_boundary",
-    Class.COORDINATION,
-    Where.DECODE,
-    "The request could go on but D's running step has to end first.",
-    "shorter steps, another order",
-)
-DECODE_QUEUE = _cause(
-    "decode.queue",
-    Class.QUEUE,
-    Where.DECODE,
-    "D's scheduler passed the request over while its steps computed others.",
-    _MORE,
-)
-DECODE_CAPACITY = _cause(
-    "decode.capacity",
-    Class.COORDINATION,
-    Where.DECODE,
-    "D's scheduler passed the request over while the blocks were held by requests that wait for KV themselves.",
-    "later reservation, more KV memory on D",
-)
-SUBMIT_WAIT = _cause(
-    "submit.wait",
-    Class.COORDINATION,
-    Where.DECODE,
-    "The destination is prepared, and the order to load rides behind D's step to the worker.",
-    "dispatch outside the step, a reader thread",
-)
-STAGE_WAIT = _cause(
-    "stage.wait",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P has finished and the list of blocks rides behind P's step to the sender.",
-    "dispatch outside the step",
-)
-WRITER_WAKE = _cause(
-    "writer.wake", Class.COORDINATION, Where.PREFILL, "P's sender thread sleeps although its work has arrived.", _THREAD
-)
-WRITER_BUSY = _cause(
-    "writer.busy",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P's sender thread works on something else.",
-    "more sender threads, cheaper posts",
-)
-REGISTRATION_LATE = _cause(
-    "registration.late",
-    Class.COORDINATION,
-    Where.DECODE,
-    "P is ready to write and D's registration has not been sent or is still on its way.",
-    "send both legs at once, choose D earlier",
-)
-HANDSHAKE = _cause(
-    "handshake",
-    Class.COORDINATION,
-    Where.TRANSFER,
-    "The pair exchanges agent metadata before its first transfer.",
-    "warm the pair up, proactive handshakes",
-)
-PREPARE = _cause(
-    "prepare",
-    Class.COORDINATION,
-    Where.TRANSFER,
-    "The side that drives the transfer works out blocks and descriptors.",
-    "larger blocks, fewer descriptors",
-)
+PREFILL_SAMPLE = _cause("prefill.sample", Class.RUN, Where.PREFILL, "The same step on P samples and P's scheduler takes in the result.", _MORE)
+PREFILL_OTHERS = _cause("prefill.others", Class.QUEUE, Where.PREFILL, "Between the request's own chunks P runs steps that work on other requests.", _MORE)
+STEP_CONNECTOR = _cause("step.connector", Class.COORDINATION, Where.ENGINE, "The connector works on the forward thread inside a step that works on the request.", "move posting off the forward thread, another connector")
+PREFILL_REPLY = _cause("prefill.reply", Class.COORDINATION, Where.PREFILL, "P's reply is on its way back to the router.", _NET)
+DECODE_HOP = _cause("decode.hop", Class.COORDINATION, Where.DECODE, "The decode leg is on its way to D's HTTP server.", _NET)
+DECODE_FRONTEND = _cause("decode.frontend", Class.COORDINATION, Where.DECODE, "D's front end reads, tokenises and hands over the request, or detokenises and writes the first token.", _FRONT)
+DECODE_BOUNDARY = _cause("decode.step_boundary", Class.COORDINATION, Where.DECODE, "The request could go on but D's running step has to end first.", "shorter steps, another order")
+DECODE_QUEUE = _cause("decode.queue", Class.QUEUE, Where.DECODE, "D's scheduler passed the request over while its steps computed others.", _MORE)
+DECODE_CAPACITY = _cause("decode.capacity", Class.COORDINATION, Where.DECODE, "D's scheduler passed the request over while the blocks were held by requests that wait for KV themselves.", "later reservation, more KV memory on D")
+SUBMIT_WAIT = _cause("submit.wait", Class.COORDINATION, Where.DECODE, "The destination is prepared, and the order to load rides behind D's step to the worker.", "dispatch outside the step, a reader thread")
+STAGE_WAIT = _cause("stage.wait", Class.COORDINATION, Where.PREFILL, "P has finished and the list of blocks rides behind P's step to the sender.", "dispatch outside the step")
+WRITER_WAKE = _cause("writer.wake", Class.COORDINATION, Where.PREFILL, "P's sender thread sleeps although its work has arrived.", _THREAD)
+WRITER_BUSY = _cause("writer.busy", Class.COORDINATION, Where.PREFILL, "P's sender thread works on something else.", "more sender threads, cheaper posts")
+REGISTRATION_LATE = _cause("registration.late", Class.COORDINATION, Where.DECODE, "P is ready to write and D's registration has not been sent or is still on its way.", "send both legs at once, choose D earlier")
+HANDSHAKE = _cause("handshake", Class.COORDINATION, Where.TRANSFER, "The pair exchanges agent metadata before its first transfer.", "warm the pair up, proactive handshakes")
+PREPARE = _cause("prepare", Class.COORDINATION, Where.TRANSFER, "The side that drives the transfer works out blocks and descriptors.", "larger blocks, fewer descriptors")
 POST = _cause("post", Class.TRANSFER, Where.TRANSFER, "The transfer is being posted.", "fewer or larger descriptors")
 WIRE = _cause("wire", Class.TRANSFER, Where.TRANSFER, "The bytes are on the wire.", "faster network, locality")
-DETECTION = _cause(
-    "detection",
-    Class.COORDINATION,
-    Where.DECODE,
-    "The bytes have arrived and nobody has noticed yet.",
-    "poll outside the step, notification by interrupt",
-)
-REPORT = _cause(
-    "report",
-    Class.COORDINATION,
-    Where.DECODE,
-    "D's worker knows that the KV is there and D's scheduler does not yet.",
-    "report outside the step",
-)
-DECODE_LAUNCH = _cause(
-    "decode.launch",
-    Class.COORDINATION,
-    Where.DECODE,
-    "D's first step for the request is on its way from the scheduler to the workers.",
-    "fewer ranks, a lighter executor",
-)
-FIRST_STEP = _cause(
-    "decode.first_step",
-    Class.RUN,
-    Where.DECODE,
-    "D computes the first token again, which P had already sampled.",
-    "a connector that hands over P's token",
-)
-DECODE_PREFILL = _cause(
-    "decode.prefill",
-    Class.RUN,
-    Where.DECODE,
-    "D computes prompt tokens itself: no hand-off, a failed load, or a part that was not handed over.",
-    "find out why the KV did not come",
-)
-DECODE_SAMPLE = _cause(
-    "decode.sample", Class.RUN, Where.DECODE, "D's first step samples and D's scheduler takes in the result.", _MORE
-)
-DECODE_OTHERS = _cause(
-    "decode.others",
-    Class.QUEUE,
-    Where.DECODE,
-    "Between the request's own steps D runs steps that work on other requests.",
-    _MORE,
-)
-DECODE_REPLY = _cause(
-    "decode.reply",
-    Class.COORDINATION,
-    Where.DECODE,
-    "The first token is on its way from D's HTTP server through the router.",
-    _NET,
-)
-UNKNOWN = _cause(
-    "unattributed",
-    Class.UNATTRIBUTED,
-    Where.PROCESS,
-    "No recorded event explains this time.",
-    "instrument the part that is missing, or look for a stopped process",
-)
+DETECTION = _cause("detection", Class.COORDINATION, Where.DECODE, "The bytes have arrived and nobody has noticed yet.", "poll outside the step, notification by interrupt")
+REPORT = _cause("report", Class.COORDINATION, Where.DECODE, "D's worker knows that the KV is there and D's scheduler does not yet.", "report outside the step")
+DECODE_LAUNCH = _cause("decode.launch", Class.COORDINATION, Where.DECODE, "D's first step for the request is on its way from the scheduler to the workers.", "fewer ranks, a lighter executor")
+FIRST_STEP = _cause("decode.first_step", Class.RUN, Where.DECODE, "D computes the first token again, which P had already sampled.", "a connector that hands over P's token")
+DECODE_PREFILL = _cause("decode.prefill", Class.RUN, Where.DECODE, "D computes prompt tokens itself: no hand-off, a failed load, or a part that was not handed over.", "find out why the KV did not come")
+DECODE_SAMPLE = _cause("decode.sample", Class.RUN, Where.DECODE, "D's first step samples and D's scheduler takes in the result.", _MORE)
+DECODE_OTHERS = _cause("decode.others", Class.QUEUE, Where.DECODE, "Between the request's own steps D runs steps that work on other requests.", _MORE)
+DECODE_REPLY = _cause("decode.reply", Class.COORDINATION, Where.DECODE, "The first token is on its way from D's HTTP server through the router.", _NET)
+UNKNOWN = _cause("unattributed", Class.UNATTRIBUTED, Where.PROCESS, "No recorded event explains this time.", "instrument the part that is missing, or look for a stopped process")
 # Causes that only hidden work has.
-REGISTRATION = _cause(
-    "registration",
-    Class.COORDINATION,
-    Where.DECODE,
-    "D's leg arrives, blocks are reserved and the registration is sent while P computes.",
-    "nothing, while it is hidden",
-)
-PREFILL_RETURN = _cause(
-    "prefill.return",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P's reply travels while the hand-off is already under way.",
-    "nothing, while it is hidden",
-)
-SENDER_POLL = _cause(
-    "sender.poll",
-    Class.COORDINATION,
-    Where.PREFILL,
-    "P learns that its write is done, which only frees P's blocks.",
-    "nothing, while it is hidden",
-)
+REGISTRATION = _cause("registration", Class.COORDINATION, Where.DECODE, "D's leg arrives, blocks are reserved and the registration is sent while P computes.", "nothing, while it is hidden")
+PREFILL_RETURN = _cause("prefill.return", Class.COORDINATION, Where.PREFILL, "P's reply travels while the hand-off is already under way.", "nothing, while it is hidden")
+SENDER_POLL = _cause("sender.poll", Class.COORDINATION, Where.PREFILL, "P learns that its write is done, which only frees P's blocks.", "nothing, while it is hidden")
 
 # Stages ----------------------------------------------------------------------------------------------
 
@@ -361,405 +167,93 @@ _RANK = Field("a", "rank", "", "Tensor-parallel rank of the worker.")
 _STEP = Field("a", "step", "", "Number of the engine step, counted by the scheduler.")
 _XFER = Field("a", "transfer", "", "Number of the transfer, unique within its process.")
 
-ANCHOR = _stage(
-    1,
-    "clock.anchor",
-    Where.PROCESS,
-    "A reading of the monotonic and the wall clock, taken together.",
-    Field("a", "wall_ns", "ns", "Wall clock."),
-    Field("b", "uncertainty_ns", "ns", "Time between the readings around it."),
-)
-DROPPED = _stage(
-    2,
-    "spool.dropped",
-    Where.PROCESS,
-    "Records lost since the process began, by stage.",
-    Field("a", "code", "", "Code of the stage whose records were lost."),
-    Field("b", "count", "", "Records lost so far."),
-)
-DISABLED = _stage(
-    3,
-    "tracing.disabled",
-    Where.PROCESS,
-    "Tracing switched itself off in this process after an error.",
-    Field("ref", "reason", "", "Where and what."),
-)
+ANCHOR = _stage(1, "clock.anchor", Where.PROCESS, "A reading of the monotonic and the wall clock, taken together.", Field("a", "wall_ns", "ns", "Wall clock."), Field("b", "uncertainty_ns", "ns", "Time between the readings around it."))
+DROPPED = _stage(2, "spool.dropped", Where.PROCESS, "Records lost since the process began, by stage.", Field("a", "code", "", "Code of the stage whose records were lost."), Field("b", "count", "", "Records lost so far."))
+DISABLED = _stage(3, "tracing.disabled", Where.PROCESS, "Tracing switched itself off in this process after an error.", Field("ref", "reason", "", "Where and what."))
 
-ROUTER_RECEIVED = _stage(
-    10,
-    "router.received",
-    Where.ROUTER,
-    "The router has the request's head.",
-    Field("a", "attempt", "", "0 for the first attempt of a client request."),
-    Field("b", "body_bytes", "bytes", "Size of the body."),
-    Field("ref", "client_request_id", "", "The id that the client sent, if any."),
-)
-ROUTER_DECIDED = _stage(
-    11,
-    "router.decided",
-    Where.ROUTER,
-    "P and D are chosen.",
-    Field("a", "prefill", "", "Index of P."),
-    Field("b", "decode", "", "Index of D."),
-    Field("c", "prefill_inflight", "", "Requests that the router had in flight on that P."),
-    Field("d", "decode_inflight", "", "Requests that the router had in flight on that D."),
-    Field("ref", "mode", "", "push or pull."),
-)
-ROUTER_CANDIDATE = _stage(
-    12,
-    "router.candidate",
-    Where.ROUTER,
-    "One candidate's queue as the router knew it when it chose.",
-    Field("a", "leg", "", "0 prefill, 1 decode."),
-    Field("b", "index", "", "Index of the candidate."),
-    Field("c", "inflight", "", "Requests that the router had in flight there."),
-    Field("d", "tokens", "tokens", "Prompt tokens of those, where known."),
-    Field("ref", "url", "", "Address of the candidate."),
-)
-ROUTER_PREFILL_SENT = _stage(
-    13,
-    "router.prefill_sent",
-    Where.ROUTER,
-    "The prefill leg leaves the router.",
-    Field("ref", "url", "", "Address of P."),
-)
-ROUTER_PREFILL_RETURNED = _stage(
-    14,
-    "router.prefill_returned",
-    Where.ROUTER,
-    "P's reply has arrived whole.",
-    Field("a", "status", "", "HTTP status."),
-    Field("b", "handed_over", "", "1 if the reply hands KV over."),
-)
-ROUTER_DECODE_SENT = _stage(
-    15,
-    "router.decode_sent",
-    Where.ROUTER,
-    "The decode leg leaves the router.",
-    Field("ref", "url", "", "Address of D."),
-)
+ROUTER_RECEIVED = _stage(10, "router.received", Where.ROUTER, "The router has the request's head.", Field("a", "attempt", "", "0 for the first attempt of a client request."), Field("b", "body_bytes", "bytes", "Size of the body."), Field("ref", "client_request_id", "", "The id that the client sent, if any."))
+ROUTER_DECIDED = _stage(11, "router.decided", Where.ROUTER, "P and D are chosen.", Field("a", "prefill", "", "Index of P."), Field("b", "decode", "", "Index of D."), Field("c", "prefill_inflight", "", "Requests that the router had in flight on that P."), Field("d", "decode_inflight", "", "Requests that the router had in flight on that D."), Field("ref", "mode", "", "push or pull."))
+ROUTER_CANDIDATE = _stage(12, "router.candidate", Where.ROUTER, "One candidate's queue as the router knew it when it chose.", Field("a", "leg", "", "0 prefill, 1 decode."), Field("b", "index", "", "Index of the candidate."), Field("c", "inflight", "", "Requests that the router had in flight there."), Field("d", "tokens", "tokens", "Prompt tokens of those, where known."), Field("ref", "url", "", "Address of the candidate."))
+ROUTER_PREFILL_SENT = _stage(13, "router.prefill_sent", Where.ROUTER, "The prefill leg leaves the router.", Field("ref", "url", "", "Address of P."))
+ROUTER_PREFILL_RETURNED = _stage(14, "router.prefill_returned", Where.ROUTER, "P's reply has arrived whole.", Field("a", "status", "", "HTTP status."), Field("b", "handed_over", "", "1 if the reply hands KV over."))
+ROUTER_DECODE_SENT = _stage(15, "router.decode_sent", Where.ROUTER, "The decode leg leaves the router.", Field("ref", "url", "", "Address of D."))
 ROUTER_FIRST_TOKEN = _stage(16, "router.first_token", Where.ROUTER, "The first content leaves for the client.")
-ROUTER_DONE = _stage(
-    17,
-    "router.done",
-    Where.ROUTER,
-    "The answer has left whole.",
-    Field("a", "status", "", "HTTP status."),
-    Field("b", "chunks", "", "Content chunks sent."),
-)
-ROUTER_FAILED = _stage(
-    18,
-    "router.failed",
-    Where.ROUTER,
-    "The request failed.",
-    Field("a", "status", "", "HTTP status sent to the client."),
-    Field("ref", "reason", "", "What failed."),
-)
+ROUTER_DONE = _stage(17, "router.done", Where.ROUTER, "The answer has left whole.", Field("a", "status", "", "HTTP status."), Field("b", "chunks", "", "Content chunks sent."))
+ROUTER_FAILED = _stage(18, "router.failed", Where.ROUTER, "The request failed.", Field("a", "status", "", "HTTP status sent to the client."), Field("ref", "reason", "", "What failed."))
 ROUTER_CANCELLED = _stage(19, "router.cancelled", Where.ROUTER, "The client went away and both legs were cancelled.")
 
 _STATUS = Field("a", "status", "", "HTTP status.")
 PREFILL_HTTP_RECEIVED = _stage(30, "prefill.http_received", Where.PREFILL, "P's HTTP server has the request's head.")
-PREFILL_HTTP_RESPONDED = _stage(
-    31, "prefill.http_responded", Where.PREFILL, "P's HTTP server sends the reply's body.", _STATUS
-)
+PREFILL_HTTP_RESPONDED = _stage(31, "prefill.http_responded", Where.PREFILL, "P's HTTP server sends the reply's body.", _STATUS)
 PREFILL_HTTP_DONE = _stage(32, "prefill.http_done", Where.PREFILL, "P's HTTP exchange has ended.", _STATUS)
 DECODE_HTTP_RECEIVED = _stage(40, "decode.http_received", Where.DECODE, "D's HTTP server has the request's head.")
-DECODE_FIRST_TOKEN_OUT = _stage(
-    41, "decode.first_token_out", Where.DECODE, "The first content leaves D's HTTP server.", _STATUS
-)
-DECODE_HTTP_DONE = _stage(
-    42,
-    "decode.http_done",
-    Where.DECODE,
-    "D's HTTP exchange has ended.",
-    _STATUS,
-    Field("b", "chunks", "", "Content chunks sent."),
-)
-DECODE_HTTP_DISCONNECTED = _stage(
-    43, "decode.http_disconnected", Where.DECODE, "The peer of D's HTTP server went away before the end."
-)
-PREFILL_HTTP_DISCONNECTED = _stage(
-    44, "prefill.http_disconnected", Where.PREFILL, "The peer of P's HTTP server went away before the end."
-)
+DECODE_FIRST_TOKEN_OUT = _stage(41, "decode.first_token_out", Where.DECODE, "The first content leaves D's HTTP server.", _STATUS)
+DECODE_HTTP_DONE = _stage(42, "decode.http_done", Where.DECODE, "D's HTTP exchange has ended.", _STATUS, Field("b", "chunks", "", "Content chunks sent."))
+DECODE_HTTP_DISCONNECTED = _stage(43, "decode.http_disconnected", Where.DECODE, "The peer of D's HTTP server went away before the end.")
+PREFILL_HTTP_DISCONNECTED = _stage(44, "prefill.http_disconnected", Where.PREFILL, "The peer of P's HTTP server went away before the end.")
 
 _PROMPT = Field("a", "prompt_tokens", "tokens", "Length of the prompt.")
-_SCHED = (
-    _STEP,
-    Field("b", "tokens", "tokens", "Tokens of the request in this step."),
-    Field("c", "computed_tokens", "tokens", "Tokens already computed before the step."),
-    Field("d", "prompt_tokens", "tokens", "Length of the prompt."),
-)
-_CONSIDERED = (
-    Field("a", "local_tokens", "tokens", "Tokens found in the local prefix cache."),
-    Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."),
-)
-_ALLOCATED = (
-    Field("a", "blocks", "blocks", "Blocks the request holds."),
-    Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."),
-)
-PREFILL_ENQUEUED = _stage(
-    50,
-    "prefill.enqueued",
-    Where.PREFILL,
-    "The request is in P's scheduler.",
-    _PROMPT,
-    Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."),
-)
-PREFILL_CONSIDERED = _stage(
-    51, "prefill.considered", Where.PREFILL, "P's scheduler looks at the request.", *_CONSIDERED
-)
+_SCHED = (_STEP, Field("b", "tokens", "tokens", "Tokens of the request in this step."), Field("c", "computed_tokens", "tokens", "Tokens already computed before the step."), Field("d", "prompt_tokens", "tokens", "Length of the prompt."))
+_CONSIDERED = (Field("a", "local_tokens", "tokens", "Tokens found in the local prefix cache."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
+_ALLOCATED = (Field("a", "blocks", "blocks", "Blocks the request holds."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
+PREFILL_ENQUEUED = _stage(50, "prefill.enqueued", Where.PREFILL, "The request is in P's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."))
+PREFILL_CONSIDERED = _stage(51, "prefill.considered", Where.PREFILL, "P's scheduler looks at the request.", *_CONSIDERED)
 PREFILL_ALLOCATED = _stage(52, "prefill.allocated", Where.PREFILL, "The request has blocks on P.", *_ALLOCATED)
 PREFILL_SCHEDULED = _stage(53, "prefill.scheduled", Where.PREFILL, "A step on P includes the request.", *_SCHED)
-PREFILL_FINISHED = _stage(
-    54,
-    "prefill.finished",
-    Where.PREFILL,
-    "P is done with the request and its blocks are known.",
-    Field("a", "blocks", "blocks", "Blocks kept for the hand-off."),
-    Field("b", "kept", "", "1 if the blocks are held for the hand-off."),
-    Field("ref", "status", "", "vLLM's final status."),
-)
-PREFILL_ABORTED = _stage(
-    55,
-    "prefill.aborted",
-    Where.PREFILL,
-    "The request was aborted on P.",
-    Field("ref", "status", "", "vLLM's final status."),
-)
+PREFILL_FINISHED = _stage(54, "prefill.finished", Where.PREFILL, "P is done with the request and its blocks are known.", Field("a", "blocks", "blocks", "Blocks kept for the hand-off."), Field("b", "kept", "", "1 if the blocks are held for the hand-off."), Field("ref", "status", "", "vLLM's final status."))
+PREFILL_ABORTED = _stage(55, "prefill.aborted", Where.PREFILL, "The request was aborted on P.", Field("ref", "status", "", "vLLM's final status."))
 PREFILL_PREEMPTED = _stage(56, "prefill.preempted", Where.PREFILL, "P took the request's blocks away.")
 PREFILL_STAGED = _stage(57, "prefill.staged", Where.PREFILL, "P's worker hands the blocks to its sender.", _RANK)
 SENDER_PICKED = _stage(58, "sender.picked", Where.PREFILL, "P's sender thread takes the blocks up.", _RANK)
 LEASE_EXPIRED = _stage(59, "prefill.lease_expired", Where.PREFILL, "P gave the blocks up unread.", _RANK)
 PREFILL_RELEASED = _stage(60, "prefill.released", Where.PREFILL, "P's scheduler frees the blocks.")
-LEASE_STARTED = _stage(
-    61,
-    "prefill.lease_started",
-    Where.PREFILL,
-    "P's worker holds the blocks until a deadline.",
-    _RANK,
-    Field("b", "duration_ns", "ns", "Time left."),
-)
+LEASE_STARTED = _stage(61, "prefill.lease_started", Where.PREFILL, "P's worker holds the blocks until a deadline.", _RANK, Field("b", "duration_ns", "ns", "Time left."))
 LEASE_EXTENDED = _stage(62, "prefill.lease_extended", Where.PREFILL, "A heartbeat from D extends the lease.", _RANK)
 
-DECODE_ENQUEUED = _stage(
-    70,
-    "decode.enqueued",
-    Where.DECODE,
-    "The request is in D's scheduler.",
-    _PROMPT,
-    Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."),
-    Field("c", "remote", "", "1 if the KV is to come from P."),
-    Field("ref", "remote_request_id", "", "The request's id on P, as D was told."),
-)
+DECODE_ENQUEUED = _stage(70, "decode.enqueued", Where.DECODE, "The request is in D's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."), Field("c", "remote", "", "1 if the KV is to come from P."), Field("ref", "remote_request_id", "", "The request's id on P, as D was told."))
 DECODE_CONSIDERED = _stage(71, "decode.considered", Where.DECODE, "D's scheduler looks at the request.", *_CONSIDERED)
-DECODE_ALLOCATED = _stage(
-    72, "decode.allocated", Where.DECODE, "Blocks are reserved on D: the destination is prepared.", *_ALLOCATED
-)
-REGISTRATION_QUEUED = _stage(
-    73, "decode.registration_queued", Where.DECODE, "D's worker hands the registration to its sender.", _RANK
-)
-REGISTRATION_SENT = _stage(
-    74,
-    "decode.registration_sent",
-    Where.DECODE,
-    "The registration leaves D.",
-    _RANK,
-    Field("b", "message_bytes", "bytes", "Size of the message."),
-    Field("c", "peer_rank", "", "Order of the P rank it was sent to."),
-)
-LOAD_STARTED = _stage(
-    75,
-    "decode.load_started",
-    Where.DECODE,
-    "D's worker begins to load the KV.",
-    _RANK,
-    Field("b", "blocks", "blocks", "Local blocks to fill."),
-    Field("ref", "remote_engine", "", "Engine id of P."),
-)
+DECODE_ALLOCATED = _stage(72, "decode.allocated", Where.DECODE, "Blocks are reserved on D: the destination is prepared.", *_ALLOCATED)
+REGISTRATION_QUEUED = _stage(73, "decode.registration_queued", Where.DECODE, "D's worker hands the registration to its sender.", _RANK)
+REGISTRATION_SENT = _stage(74, "decode.registration_sent", Where.DECODE, "The registration leaves D.", _RANK, Field("b", "message_bytes", "bytes", "Size of the message."), Field("c", "peer_rank", "", "Order of the P rank it was sent to."))
+LOAD_STARTED = _stage(75, "decode.load_started", Where.DECODE, "D's worker begins to load the KV.", _RANK, Field("b", "blocks", "blocks", "Local blocks to fill."), Field("ref", "remote_engine", "", "Engine id of P."))
 REPORTED = _stage(76, "decode.reported", Where.DECODE, "D's worker reports the KV as complete.", _RANK)
 READY = _stage(77, "decode.ready", Where.DECODE, "D's scheduler knows that the KV is there on every rank.")
 DECODE_SCHEDULED = _stage(78, "decode.scheduled", Where.DECODE, "A step on D includes the request.", *_SCHED)
-DECODE_FINISHED = _stage(
-    79,
-    "decode.finished",
-    Where.DECODE,
-    "D is done with the request.",
-    Field("a", "output_tokens", "tokens", "Tokens produced."),
-    Field("ref", "status", "", "vLLM's final status."),
-)
-DECODE_ABORTED = _stage(
-    80,
-    "decode.aborted",
-    Where.DECODE,
-    "The request was aborted on D.",
-    Field("ref", "status", "", "vLLM's final status."),
-)
+DECODE_FINISHED = _stage(79, "decode.finished", Where.DECODE, "D is done with the request.", Field("a", "output_tokens", "tokens", "Tokens produced."), Field("ref", "status", "", "vLLM's final status."))
+DECODE_ABORTED = _stage(80, "decode.aborted", Where.DECODE, "The request was aborted on D.", Field("ref", "status", "", "vLLM's final status."))
 DECODE_PREEMPTED = _stage(81, "decode.preempted", Where.DECODE, "D took the request's blocks away.")
-LOAD_FAILED = _stage(
-    82,
-    "decode.load_failed",
-    Where.DECODE,
-    "D's worker reports that the KV did not arrive.",
-    _RANK,
-    Field("b", "blocks", "blocks", "Blocks that failed."),
-)
+LOAD_FAILED = _stage(82, "decode.load_failed", Where.DECODE, "D's worker reports that the KV did not arrive.", _RANK, Field("b", "blocks", "blocks", "Blocks that failed."))
 
-HANDSHAKE_STARTED = _stage(
-    90,
-    "handshake.started",
-    Where.TRANSFER,
-    "An engine begins to exchange agent metadata with another.",
-    _RANK,
-    Field("ref", "remote_engine", "", "Engine id of the peer."),
-)
-HANDSHAKE_ENDED = _stage(
-    91,
-    "handshake.ended",
-    Where.TRANSFER,
-    "The exchange has ended.",
-    _RANK,
-    Field("b", "ok", "", "1 if it succeeded."),
-    Field("ref", "remote_engine", "", "Engine id of the peer."),
-)
-REGISTRATION_RECEIVED = _stage(
-    92,
-    "registration.received",
-    Where.TRANSFER,
-    "P's sender thread reads D's registration; the request id is D's.",
-    _RANK,
-    Field("ref", "remote_engine", "", "Engine id of D."),
-)
-MATCHED = _stage(
-    93,
-    "transfer.matched",
-    Where.TRANSFER,
-    "P's sender thread has the blocks and the registration of one request together.",
-    _RANK,
-    Field("ref", "decode_request_id", "", "The request's id on D."),
-)
-PREPARED = _stage(
-    94,
-    "transfer.prepared",
-    Where.TRANSFER,
-    "Descriptors are made for one transfer.",
-    _XFER,
-    Field("b", "descriptors", "", "Number of descriptors."),
-    Field("c", "rank", "", "Rank of the side that drives it."),
-    Field("ref", "remote_request_id", "", "The request's id on the other side, as in the notification."),
-)
+HANDSHAKE_STARTED = _stage(90, "handshake.started", Where.TRANSFER, "An engine begins to exchange agent metadata with another.", _RANK, Field("ref", "remote_engine", "", "Engine id of the peer."))
+HANDSHAKE_ENDED = _stage(91, "handshake.ended", Where.TRANSFER, "The exchange has ended.", _RANK, Field("b", "ok", "", "1 if it succeeded."), Field("ref", "remote_engine", "", "Engine id of the peer."))
+REGISTRATION_RECEIVED = _stage(92, "registration.received", Where.TRANSFER, "P's sender thread reads D's registration; the request id is D's.", _RANK, Field("ref", "remote_engine", "", "Engine id of D."))
+MATCHED = _stage(93, "transfer.matched", Where.TRANSFER, "P's sender thread has the blocks and the registration of one request together.", _RANK, Field("ref", "decode_request_id", "", "The request's id on D."))
+PREPARED = _stage(94, "transfer.prepared", Where.TRANSFER, "Descriptors are made for one transfer.", _XFER, Field("b", "descriptors", "", "Number of descriptors."), Field("c", "rank", "", "Rank of the side that drives it."), Field("ref", "remote_request_id", "", "The request's id on the other side, as in the notification."))
 POST_STARTED = _stage(95, "transfer.post_started", Where.TRANSFER, "The call that posts the transfer begins.", _XFER)
-POST_ENDED = _stage(
-    96,
-    "transfer.post_ended",
-    Where.TRANSFER,
-    "The call that posts the transfer returns.",
-    _XFER,
-    Field("b", "moved_bytes", "bytes", "Bytes that the transfer moves."),
-    Field("c", "descriptors", "", "Number of descriptors."),
-    Field("d", "done", "", "1 if the post came back done."),
-)
-TRANSFER_DONE = _stage(
-    97,
-    "transfer.done",
-    Where.TRANSFER,
-    "A poll by the side that drives the transfer says done.",
-    _XFER,
-    Field("b", "last_pending_ns", "ns", "Monotonic time of the last poll that said in progress, 0 if none."),
-    Field("c", "polls", "", "Polls made."),
-)
-TRANSFER_FAILED = _stage(
-    98, "transfer.failed", Where.TRANSFER, "The transfer failed.", _XFER, Field("ref", "reason", "", "What NIXL said.")
-)
-NOTIFIED = _stage(
-    99,
-    "transfer.notified",
-    Where.TRANSFER,
-    "A worker reads the other side's completion notification; the request id is the reader's own.",
-    _RANK,
-)
-PROBED = _stage(
-    100,
-    "transfer.probed",
-    Where.TRANSFER,
-    "The probe thread saw the transfer done.",
-    _XFER,
-    Field("b", "last_pending_ns", "ns", "Monotonic time of its last poll that said in progress."),
-)
-ORPHANED = _stage(
-    101, "notification.orphaned", Where.TRANSFER, "A notification names a request that the worker does not know.", _RANK
-)
+POST_ENDED = _stage(96, "transfer.post_ended", Where.TRANSFER, "The call that posts the transfer returns.", _XFER, Field("b", "moved_bytes", "bytes", "Bytes that the transfer moves."), Field("c", "descriptors", "", "Number of descriptors."), Field("d", "done", "", "1 if the post came back done."))
+TRANSFER_DONE = _stage(97, "transfer.done", Where.TRANSFER, "A poll by the side that drives the transfer says done.", _XFER, Field("b", "last_pending_ns", "ns", "Monotonic time of the last poll that said in progress, 0 if none."), Field("c", "polls", "", "Polls made."))
+TRANSFER_FAILED = _stage(98, "transfer.failed", Where.TRANSFER, "The transfer failed.", _XFER, Field("ref", "reason", "", "What NIXL said."))
+NOTIFIED = _stage(99, "transfer.notified", Where.TRANSFER, "A worker reads the other side's completion notification; the request id is the reader's own.", _RANK)
+PROBED = _stage(100, "transfer.probed", Where.TRANSFER, "The probe thread saw the transfer done.", _XFER, Field("b", "last_pending_ns", "ns", "Monotonic time of its last poll that said in progress."))
+ORPHANED = _stage(101, "notification.orphaned", Where.TRANSFER, "A notification names a request that the worker does not know.", _RANK)
 
-STEP_SCHEDULED = _stage(
-    110,
-    "step.scheduled",
-    Where.ENGINE,
-    "The scheduler has made up a step.",
-    _STEP,
-    Field("b", "tokens", "tokens", "Tokens in the step."),
-    Field("c", "requests", "", "Requests in the step."),
-    Field("d", "waiting", "", "Requests known to wait for KV."),
-)
-STEP_STARTED = _stage(
-    111, "step.started", Where.ENGINE, "A worker begins the step.", _STEP, Field("b", "rank", "", "Rank of the worker.")
-)
-STEP_FORWARDED = _stage(
-    112,
-    "step.forwarded",
-    Where.ENGINE,
-    "The step's forward has ended on a worker (on a GPU: its event has passed).",
-    _STEP,
-    Field("b", "rank", "", "Rank of the worker."),
-    Field("c", "asynchronous", "", "1 if stamped by a device event."),
-)
-STEP_CONNECTED = _stage(
-    113,
-    "step.connected",
-    Where.ENGINE,
-    "The connector's work of the step on the forward thread is over.",
-    _STEP,
-    Field("b", "rank", "", "Rank of the worker."),
-    Field("c", "connector_ns", "ns", "Time the connector took on the forward thread in this step."),
-    Field("d", "before_forward_ns", "ns", "The part of it before the forward."),
-)
+STEP_SCHEDULED = _stage(110, "step.scheduled", Where.ENGINE, "The scheduler has made up a step.", _STEP, Field("b", "tokens", "tokens", "Tokens in the step."), Field("c", "requests", "", "Requests in the step."), Field("d", "waiting", "", "Requests known to wait for KV."))
+STEP_STARTED = _stage(111, "step.started", Where.ENGINE, "A worker begins the step.", _STEP, Field("b", "rank", "", "Rank of the worker."))
+STEP_FORWARDED = _stage(112, "step.forwarded", Where.ENGINE, "The step's forward has ended on a worker (on a GPU: its event has passed).", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "asynchronous", "", "1 if stamped by a device event."))
+STEP_CONNECTED = _stage(113, "step.connected", Where.ENGINE, "The connector's work of the step on the forward thread is over.", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "connector_ns", "ns", "Time the connector took on the forward thread in this step."), Field("d", "before_forward_ns", "ns", "The part of it before the forward."))
 STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in the step's result.", _STEP)
 
-SENDER_WOKE = _stage(
-    120,
-    "sender.woke",
-    Where.ENGINE,
-    "The sender thread wakes.",
-    Field("a", "slept_ns", "ns", "How long it slept."),
-    Field("b", "queue_length", "", "Work waiting for it."),
-    Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."),
-)
-SENDER_SLEPT = _stage(
-    121,
-    "sender.slept",
-    Where.ENGINE,
-    "The sender thread goes to sleep.",
-    Field("a", "busy_ns", "ns", "How long it was awake."),
-    Field("b", "queue_length", "", "Work left, which it waits for others to complete."),
-)
+SENDER_WOKE = _stage(120, "sender.woke", Where.ENGINE, "The sender thread wakes.", Field("a", "slept_ns", "ns", "How long it slept."), Field("b", "queue_length", "", "Work waiting for it."), Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."))
+SENDER_SLEPT = _stage(121, "sender.slept", Where.ENGINE, "The sender thread goes to sleep.", Field("a", "busy_ns", "ns", "How long it was awake."), Field("b", "queue_length", "", "Work left, which it waits for others to complete."))
 
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 
 PREFILL_BEGUN = _point(200, "prefill.begun", Where.PREFILL, "The first step on P that works on the prompt is made up.")
-PREFILL_COMPUTED = _point(
-    201, "prefill.computed", Where.PREFILL, "The forward that holds the last prompt token has ended on every rank."
-)
+PREFILL_COMPUTED = _point(201, "prefill.computed", Where.PREFILL, "The forward that holds the last prompt token has ended on every rank.")
 DECODE_BEGUN = _point(202, "decode.begun", Where.DECODE, "The first step on D that works on the request is made up.")
-DECODE_COMPUTED = _point(
-    203, "decode.computed", Where.DECODE, "The forward that yields the first token has ended on every rank."
-)
-DECODE_SAMPLED = _point(
-    204, "decode.sampled", Where.DECODE, "D's scheduler has taken in the step that yields the first token."
-)
-ARRIVED = _point(
-    205,
-    "transfer.arrived",
-    Where.TRANSFER,
-    "The last byte has arrived, as early as the evidence and the pair's fastest seen rate allow.",
-)
+DECODE_COMPUTED = _point(203, "decode.computed", Where.DECODE, "The forward that yields the first token has ended on every rank.")
+DECODE_SAMPLED = _point(204, "decode.sampled", Where.DECODE, "D's scheduler has taken in the step that yields the first token.")
+ARRIVED = _point(205, "transfer.arrived", Where.TRANSFER, "The last byte has arrived, as early as the evidence and the pair's fastest seen rate allow.")
 
 # Edges: what waits for what. A predecessor later than its successor is no predecessor; of those left, the last-arriving
 # one is on the path. Edges that skip a point serve runs in which that point is not instrumented.
@@ -814,3 +308,4 @@ CAUSES: tuple[Cause, ...] = tuple(_causes)
 BY_CODE: dict[int, Stage] = {stage.code: stage for stage in STAGES}
 BY_NAME: dict[str, Stage] = {stage.name: stage for stage in STAGES}
 CAUSE_BY_NAME: dict[str, Cause] = {cause.name: cause for cause in CAUSES}
+# fmt: on

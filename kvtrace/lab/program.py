@@ -21,7 +21,7 @@ _DROPPED = ("PYTHONDONTWRITEBYTECODE", "KVTRACE_SPOOL")
 
 @dataclass(slots=True)
 class Program:
-    """A server that runs in a session of its own, so that all its descendants can be found."""
+    """A server that runs in a process group of its own, so that all its descendants can be found."""
 
     name: str
     command: tuple[str, ...]
@@ -57,7 +57,9 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # A group, not a session: the kernel shares processors out by session first, and two sessions whose
+                # threads spin (NIXL's progress thread, vLLM's queues) were seen to starve each other for seconds.
+                process_group=0,
             )
 
     def exit_code(self) -> int | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from kvtrace.errors import LabError, UsageError
-from kvtrace.lab import model, ports, takedown
+from kvtrace.lab import model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
 from kvtrace.lab.program import Program
 from kvtrace.lab.progress import Progress
@@ -140,6 +140,7 @@ class Lab:
             self._start_guard()
             with self._progress:
                 self._start_engines()
+                pollers.calm(self._members.alive())
                 if self._with_router:
                     self._start_router()
         except BaseException as error:
@@ -251,7 +252,7 @@ class Lab:
     def _launch(self, program: Program) -> None:
         program.start({takedown.MARKER: self._marker, "TMPDIR": str(self.folder / "tmp")})
         self._members.add(program.pid)
-        self._tell_guard(f"session {program.pid}")
+        self._tell_guard(f"group {program.pid}")
 
     # While up -------------------------------------------------------------------------------------------------
 
@@ -281,6 +282,7 @@ class Lab:
                 self._await_router(self.folder / "router.port")
             else:
                 self._await_engines([engine for engine in self.engines if engine.name == name])
+                pollers.calm(self._members.alive())
 
     def failed(self) -> list[str]:
         """Return the names of programs that have ended by themselves."""

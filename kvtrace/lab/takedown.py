@@ -1,7 +1,8 @@
 """Ending what a lab started, all of it: servers, the engine processes behind them, their shared memory.
 
 vLLM's engine processes outlive an API server that was killed, and setproctitle overwrites the environment that
-/proc shows. So members are found by the session that their first process opened, and by environment as a second net.
+/proc shows. So members are found by the process group that their first process leads, and by
+environment as a second net.
 Standard library only: the guard runs this file by itself.
 """
 
@@ -29,13 +30,13 @@ class Members:
     """The processes of one lab."""
 
     marker: str
-    sessions: dict[int, int] = field(default_factory=dict)
-    """Process id of each session's first process -> its start time, in clock ticks since boot."""
+    groups: dict[int, int] = field(default_factory=dict)
+    """Process id of each group's first process -> its start time, in clock ticks since boot."""
 
     def add(self, pid: int) -> None:
-        """Take in the session that `pid` leads."""
+        """Take in the process group that `pid` leads."""
         status = _status(pid)
-        self.sessions[pid] = status.started_ticks if status else 0
+        self.groups[pid] = status.started_ticks if status else 0
 
     def alive(self) -> list[int]:
         """Return the process ids of all members that run, zombies left out."""
@@ -46,9 +47,9 @@ class Members:
         status = _status(pid)
         if status is None or status.state in "ZX" or pid == os.getpid():
             return False
-        if status.session in self.sessions:
-            leader = _status(status.session)
-            if leader is None or leader.started_ticks == self.sessions[status.session]:
+        if status.group in self.groups:
+            leader = _status(status.group)
+            if leader is None or leader.started_ticks == self.groups[status.group]:
                 return True
         return self._is_marked(pid)
 
@@ -104,7 +105,7 @@ class _Status:
     """What /proc/PID/stat says."""
 
     state: str
-    session: int
+    group: int
     started_ticks: int
 
 
@@ -116,7 +117,7 @@ def _status(pid: int) -> _Status | None:
         return None
     # The name in brackets may hold anything; the numbered fields begin behind the last bracket.
     fields = text.rpartition(")")[2].split()
-    return _Status(fields[0], int(fields[3]), int(fields[19]))
+    return _Status(fields[0], int(fields[2]), int(fields[19]))
 
 
 def _pids() -> list[int]:
@@ -145,20 +146,20 @@ def _segments(pids: list[int]) -> set[str]:
 def guard() -> None:
     """Wait for the lab to end or to be killed; in the second case end what it started.
 
-    Lines on stdin: `session PID` for each server, `folder PATH` to be removed, `done` once all was taken down.
+    Lines on stdin: `group PID` for each server, `folder PATH` to be removed, `done` once all was taken down.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever ends the lab by group would end its guard with it
     members, folders = Members(sys.argv[1]), []
     for line in sys.stdin:
         word, _, value = line.rstrip("\n").partition(" ")
-        if word == "session":
+        if word == "group":
             members.add(int(value))
         elif word == "folder":
             folders.append(value)
         elif word == "done":
             return
-    end(members, list(members.sessions), GRACE_S)
+    end(members, list(members.groups), GRACE_S)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
