@@ -36,12 +36,12 @@ def register() -> None:
 
 
 def _register() -> None:
-    from instrumented_connectors import versions  # noqa: PLC0415  nothing is imported where tracing is off
+    from instrumented_connectors import versions
 
     if refusal := versions.problem(versions.installed()):
         _log.warning("kvtrace: connectors are not instrumented: %s", refusal)
         return
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     registry: dict[str, Callable[[], Any]] = KVConnectorFactory._registry  # noqa: SLF001  see above
     for name in NAMES:

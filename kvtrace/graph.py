@@ -56,6 +56,9 @@ def build(request: Request, around: Surroundings) -> Graph:
     if transfer is not None:
         low_ns, arrived_ns, high_ns = bracket(transfer, _fastest(request, transfer, around))
         _place_transfer(points, transfer, arrived_ns)
+        # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
+        other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
+        points.pop(other.name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
     return Graph(points, transfer, tuple(prefill_steps), tuple(decode_steps), low_ns, high_ns, arrival_ns)
 
@@ -159,9 +162,6 @@ def _place_transfer(points: dict[str, Point], transfer: Transfer, arrived_ns: in
             points[stage.name] = Point(t_ns, transfer.process)
         else:
             points.pop(stage.name, None)
-    if stages.NOTIFIED.name in points:
-        # In push P's own poll only frees P's blocks: D waits for the notification.
-        points.pop(stages.TRANSFER_DONE.name, None)
 
 
 def _registration_arrival_ns(request: Request, points: Mapping[str, Point], around: Surroundings) -> int | None:

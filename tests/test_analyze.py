@@ -77,7 +77,7 @@ def test_answers_reach_the_tables(tmp_path: Path) -> None:
 def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path) -> None:
     """Events that come in portions, each analysed as it comes, give what all of them give at once.
 
-    The three hand-offs take the same time on the wire: how fast a pair can be is learnt from what has been seen by then.
+    The three take the same time on the wire: how fast a pair can be is learnt from what has been seen by then.
     """
     whole = [*push(name="a").events, *push(name="b").later(40).events, *push(name="c").later(90, 300).events]
     whole.sort()

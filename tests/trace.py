@@ -172,7 +172,7 @@ def pull(name: str = "r1", dispatch_ms: float = 1.0) -> Trace:
     trace.at(39 + late, stages.POST_STARTED, d, 7, process=D).at(
         40 + late, stages.POST_ENDED, d, 7, 1_300_000, 20, 0, process=D
     )
-    trace.at(43 + late, stages.TRANSFER_DONE, d, 7, process=D)
+    trace.at(43 + late, stages.TRANSFER_DONE, d, 7, process=D).at(43.5 + late, stages.NOTIFIED, p, process=P)
     return _finish(trace, name, d, late)
 
 
