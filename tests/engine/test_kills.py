@@ -107,7 +107,7 @@ def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: De
     assert series["processes"] == series["series"]
     (sides,) = rows(
         store,
-        "SELECT count(*) FILTER (t_ns < $t) AS before, count(*) FILTER (t_ns > $t) AS after FROM event",
+        "SELECT count(*) FILTER (WHERE t_ns < $t) AS before, count(*) FILTER (WHERE t_ns > $t) AS after FROM event",
         t=killed_ns,
     )
     assert sides["before"] > 100

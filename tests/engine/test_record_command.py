@@ -69,7 +69,7 @@ class Recorded:
 
 def start(name: str, folder: Path, number: int, *before: str) -> Recorded:
     """Start recording one of vLLM's own command lines, without any flag of kvtrace's, behind the given words."""
-    engine = describe(Role.PREFILL, number, EngineOptions("pull", instrumented=False), folder, model.build(), {})
+    engine = describe(Role.DECODE, number, EngineOptions("pull", instrumented=False), folder, model.build(), {})
     store, log = folder / f"{name}.duckdb", folder / f"{name}.log"
     words = [word.replace("URL", engine.url) for word in before]
     assert not any("instrumented" in word for word in engine.command)
