@@ -13,7 +13,7 @@ DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast lint bench clean
+.PHONY: help setup demo test test-fast test-timing lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,13 +46,16 @@ lint: setup ## style, types, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: lint $(CLIENTS)/stamp ## lint, then all tests, those with real engines included
+test: lint ## lint, then all tests but those that compare times, real engines included
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
 	  $(BIN)/pytest -q -m "not engine"; \
 	else \
-	  $(BIN)/pytest -q; \
+	  $(BIN)/pytest -q -m "not timing"; \
 	fi
+
+test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants more than two cores
+	@$(BIN)/pytest -q -m timing
 
 test-fast: setup ## tests without engines
 	@$(BIN)/pytest -q -m "not engine"

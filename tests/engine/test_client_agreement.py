@@ -17,7 +17,7 @@ from kvtrace.lab import workload
 from tests.engine import programs
 from tests.engine.deployment import Deployment
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timing]
 
 REQUESTS = 40
 RATE_QPS = 3.0

@@ -14,7 +14,7 @@ from tests.engine.conftest import Deployments
 from tests.engine.deployment import Answer, grown_ms
 from tests.engine.faults import Settings
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(600)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
@@ -22,7 +22,7 @@ ROUNDS = 21
 PLAINS_PER_ROUND = 3
 LONG_TOKENS = 1600
 LATE_MS = 160.0
-"""Longer than P computes 600 tokens: a registration delayed by this is late."""
+"""Longer than P computes 100 tokens: a registration delayed by this is late."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Delay:
     """The cause on the path that has to grow by 40 ms; "" for none."""
     hidden: str = ""
     against: str = "plain"
-    prompt_tokens: int = 600
+    prompt_tokens: int = 100
 
     def __str__(self) -> str:
         return slug(self.name)

@@ -21,7 +21,7 @@ from kvtrace.store import Store
 from tests.engine import programs
 from tests.engine.deployment import Deployment
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
 REQUESTS = 40
 RATE_QPS = 4

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.deployment import Answer, Deployment, grown_ms, prolong_stop, stop_for
 from tests.engine.faults import STOP
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
 STOP_MS = 40.0
 NOISE_MS = 3.0
