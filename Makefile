@@ -8,7 +8,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
-PACKAGES := kvtrace instrumented_connectors dashboards tests
+PACKAGES := kvtrace instrumented_connectors tests
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
