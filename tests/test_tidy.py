@@ -21,7 +21,7 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools", 
 UNIT_OF_SUFFIX = {"_ns": "ns", "_bytes": "bytes", "_tokens": "tokens"}
 PLAIN_RULES = {"ARG001", "ARG002", "E402", "PLC0415"}
 # A source may not name the place where it was written.
-PRIVATE = re.compile(r"/work/|/tmp/kvt|localhost:\d{4}")
+PRIVATE = re.compile(r"localhost:\d{4}|/home/\w")
 
 
 def name_of(path: Path) -> str:
