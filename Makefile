@@ -46,15 +46,16 @@ lint: setup ## style, types, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: lint ## lint, then all tests but those that compare times, real engines included
+test: lint ## lint, then all tests, real engines and public load generators included
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
 	  $(BIN)/pytest -q -m "not engine"; \
 	else \
-	  $(BIN)/pytest -q -m "not timing"; \
+	  $(MAKE) $(CLIENTS)/stamp; \
+	  $(BIN)/pytest -q; \
 	fi
 
-test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants more than two cores
+test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants a quiet machine
 	@$(BIN)/pytest -q -m timing
 
 test-fast: setup ## tests without engines

@@ -27,6 +27,9 @@ BUDGET_VARIABLE = "KVTRACE_SPOOL_BUDGET"
 BEGIN_WAIT_S = 0.02  # in a forked child, a second thread waits this long for the first to open the series
 
 _log = logging.getLogger("kvtrace")
+if _log.level == logging.NOTSET:
+    # vLLM's API server ends up with a root logger that passes errors only; what is said once must not get lost there.
+    _log.setLevel(logging.WARNING)
 _now = time.monotonic_ns
 _pack = wire.RECORD.pack_into
 _INT_MAX = 2**63 - 1

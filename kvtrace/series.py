@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0  # between clock anchors
 RETRY_S = 0.25  # between attempts to find room
+SILENT_NS = 60_000_000_000  # room that comes and goes is not worth a line each time
 _HOPS_MAX = 64  # windows that one event may walk past before it counts as dropped
 
 NO_NUMBERS = (0, 0, 0, 0)
@@ -57,6 +58,8 @@ class Series:
         self._thread: threading.Thread | None = None
         self._ticked_ns = 0
         self._trouble = ""
+        self._is_said = False
+        self._may_say_ns = 0
 
     # On any thread -----------------------------------------------------------------------------------
 
@@ -168,15 +171,17 @@ class Series:
             _anchor(lambda *record: write(window, *record))
             self._repeat_facts(segment, window)
             self._segments.append(segment)
-        if self._trouble:
+        if self._trouble and self._is_said:
             _log.warning("kvtrace records again in process %d", os.getpid())
-            self._trouble = ""
+            self._is_said = False
+        self._trouble = ""
         return window
 
     def fail(self, error: OSError) -> None:
-        """Say once that there is no room; the spool thread keeps trying."""
-        if not self._trouble:
+        """Say that there is no room, once and at most once a minute; the spool thread keeps trying."""
+        if not self._trouble and _now() >= self._may_say_ns:
             _log.warning("kvtrace drops and counts events in process %d until there is room: %s", os.getpid(), error)
+            self._is_said, self._may_say_ns = True, _now() + SILENT_NS
         self._trouble = str(error)
 
     def _leave(self) -> None:

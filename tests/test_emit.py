@@ -308,3 +308,27 @@ def test_a_process_that_only_idles_stays_small(tmp_path: Path) -> None:
     tracer.close()
 
     assert used <= spool.FIRST_BYTES + spool.RESERVE_BYTES_MAX + 65_536
+
+
+def test_the_log_hears_of_trouble_whatever_level_the_host_sets(tmp_path: Path) -> None:
+    script = (
+        "import logging\nfrom kvtrace import emit\nlogging.getLogger().setLevel(logging.ERROR)\n"
+        "emit.tracer().disable('here', 'broken')"
+    )
+    environment = {**os.environ, emit.SPOOL_VARIABLE: str(tmp_path / "other")}
+
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+    assert "switched itself off" in ended.stderr
+
+
+def test_room_that_comes_and_goes_is_said_once_a_minute(tracer: emit.Emitter, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        tracer.fail(OSError("full"))
+        tracer._spool.leave()
+        tracer._grow()
+
+    assert [record.getMessage().split(" in ")[0] for record in caplog.records] == [
+        "kvtrace drops and counts events",
+        "kvtrace records again",
+    ]

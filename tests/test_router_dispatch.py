@@ -287,7 +287,7 @@ async def test_another_attempt_has_another_id_and_is_made_only_when_asked_for(st
 
 
 async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(stamps: Stamps) -> None:
-    decode = EngineDouble("d0", break_off=True)
+    decode = EngineDouble("d0", chunks=TOKENS[:2], break_off=True)
 
     async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
         with pytest.raises(aiohttp.ClientPayloadError):

@@ -180,6 +180,22 @@ async def test_bytes_pass_as_they_come_and_not_when_the_answer_is_whole(stamps: 
     assert (first, rest) == (WORD, WORD)
 
 
+async def test_a_client_that_leaves_at_the_end_mark_has_its_answer(stamps: Stamps) -> None:
+    decode = EngineDouble("d0", chunks=[WORD, b"data: [DONE]\n\n", b"\n"])
+    decode.pauses_before = 2
+
+    async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
+        reader, writer = await raw(url, posted(BODY))
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+        await asyncio.sleep(0.1)
+        decode.gate.set()
+        await stamps.wait_for("done")
+        await asyncio.sleep(0.1)
+
+    assert stamps.order()[-2:] == ["first_token", "done"]
+
+
 async def test_a_slow_client_holds_the_engine_back(stamps: Stamps) -> None:
     decode = EngineDouble("d0", chunks=[b"data: " + b"x" * 65_530 for _ in range(2_000)])
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-NICE = 5
+NICE = 10
 # vLLM's own queues spin for one second after a message; a poller is what spins on.
 IDLE_S = 1.2
 SAMPLE_S = 0.5

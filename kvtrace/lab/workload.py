@@ -281,14 +281,16 @@ class _Answer:
     prompt_tokens: int = 0
 
     async def read_events(self, lines: AsyncIterator[str]) -> None:
-        """Take in server-sent events up to their end mark."""
+        """Take in server-sent events, and read on to the end behind their end mark, so that the connection can stay."""
+        ended = False
         async for line in lines:
             arrived_ns = time.monotonic_ns()
             if line == "data: [DONE]":
-                return
-            if line.startswith("data: "):
+                ended = True
+            elif line.startswith("data: "):
                 self.take(json.loads(line.removeprefix("data: ")), arrived_ns)
-        raise LabError("the stream ended without its end mark")
+        if not ended:
+            raise LabError("the stream ended without its end mark")
 
     def take(self, event: dict[str, Any], arrived_ns: int) -> None:
         """Take in one event, or a whole reply."""

@@ -177,16 +177,24 @@ class Dispatcher:
                     new = counter.feed(chunk)
                     if new and new == counter.content_count:
                         marks.first_token()
+                    if counter.end_seen and not client.ended:
+                        _conclude(attempt, reply, counter)
                 await client.write(chunk)
                 chunk = await reply.chunk()
         finally:
             reply.close()
-        # Stamped before the end leaves, as first content is, so that no client is ahead of the record.
-        if counter is not None and counter.error_seen:
-            marks.failed(reply.status, "decode: an error in the stream")
-        else:
-            marks.done(reply.status, counter.content_count if counter is not None else 1)
+        if not client.ended:
+            _conclude(attempt, reply, counter)
         await client.end()
+
+
+def _conclude(attempt: Attempt, reply: Reply, counter: ContentCounter | None) -> None:
+    """Stamp the end before it leaves, as first content is, so that no client is ahead of the record."""
+    attempt.reply.ended = True
+    if counter is not None and counter.error_seen:
+        attempt.marks.failed(reply.status, "decode: an error in the stream")
+    else:
+        attempt.marks.done(reply.status, counter.content_count if counter is not None else 1)
 
 
 def _handed_over(content: bytes) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ class ContentCounter:
     def __init__(self) -> None:
         self.content_count = 0
         self.error_seen = False
+        self.end_seen = False
+        """True once the mark has passed that ends a stream; many clients leave at it."""
         self._rest = bytearray()
         self._skipping = False
 
@@ -42,7 +44,10 @@ class ContentCounter:
         return self.content_count - before
 
     def _take(self, line: bytes) -> None:
-        if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
+        if not line.startswith(b"data:"):
+            return
+        if line[5:].strip() == b"[DONE]":
+            self.end_seen = True
             return
         try:
             event = json.loads(line[5:])

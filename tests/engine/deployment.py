@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import statistics
 import threading
 import time
 from collections import defaultdict
@@ -15,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
 from kvtrace.collect import Recorder
 from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
 from kvtrace.store import Store
+from tests.engine.client import Client
 from tests.engine.faults import Faults, Settings
 
 OUTPUT_TOKENS = 2
@@ -61,19 +58,19 @@ class Deployment:
         self._stores = folder
         self._recorded = 0
         self._numbers: dict[str, int] = defaultdict(int)
-        self.misses: dict[str, int] = defaultdict(int)
-        """By kind, how many requests did not pass one of their points, and so were not delayed."""
+        self.held_ms: dict[str, list[float]] = defaultdict(list)
+        """By kind, how long its requests that met all their delays were held up, all delays together."""
         self.lab = Lab(mode, spool=self.spool, environment=self.faults.environment, quiet=True)
 
     def __enter__(self) -> Self:
         self.lab.start()
-        self._client = httpx.Client(base_url=self.lab.url, timeout=60, trust_env=False)
+        self._client = Client(self.lab.url).__enter__()
         for _ in range(WARM_UP):
             self.send("warm-up")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.close()
+        self._client.__exit__(None, None, None)
         self.lab.stop()
 
     def send(
@@ -87,29 +84,22 @@ class Deployment:
         """Send one request under the given delays and return its TTFT as the client sees it, ms."""
         name = f"{kind}:{self._numbers[kind]}"
         self._numbers[kind] += 1
-        body = {
-            "model": self.lab.model,
-            "prompt": prompt or workload.prompt(1, 0, prompt_tokens),
-            "max_tokens": OUTPUT_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        first_s = 0.0
         beside = threading.Thread(target=meanwhile or (lambda: None))
-        with self.faults.on(settings or {}) as unmet:
+        with self.faults.on(settings or {}) as held_ms:
             beside.start()
-            began_s = time.monotonic()
-            with self._client.stream("POST", "/v1/completions", json=body, headers={"X-Request-Id": name}) as reply:
-                reply.raise_for_status()
-                for line in reply.iter_lines():
-                    if line.startswith("data: {") and _has_text(json.loads(line[6:])) and not first_s:
-                        first_s = time.monotonic()
+            ttft_ms = self._client.ttft_ms(
+                name,
+                model=self.lab.model,
+                prompt=prompt or workload.prompt(1, 0, prompt_tokens),
+                max_tokens=OUTPUT_TOKENS,
+                temperature=0,
+                ignore_eos=True,
+            )
         beside.join()
-        self.misses[kind] += bool(unmet)
+        if len(held_ms) == len(settings or {}):
+            self.held_ms[kind].append(sum(held_ms))
         time.sleep(PAUSE_S)
-        assert first_s, f"{name} was answered without a token"
-        return (first_s - began_s) * 1000
+        return ttft_ms
 
     def answers(self) -> dict[str, list[Answer]]:
         """Record everything that was emitted so far and return the answers by kind, warm-up left out."""
@@ -158,16 +148,6 @@ def _read(store: Store) -> Iterable[Answer]:
             slack_ms={one["cause"]: one["slack_ns"] / 1e6 for one in hidden[key]},
             segments=tuple(segments[key]),
         )
-
-
-def _has_text(event: dict[str, Any]) -> bool:
-    assert "choices" in event, f"the stream says {event}"
-    return bool(event["choices"][0]["text"])
-
-
-def grown_ms(delayed: list[Answer], plain: list[Answer], of: Callable[[Answer], float]) -> float:
-    """Return by how much the median of a duration differs between the two, ms."""
-    return statistics.median(map(of, delayed)) - statistics.median(map(of, plain))
 
 
 def stop_for(pid: int, duration_s: float, after_s: float) -> None:

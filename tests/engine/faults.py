@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,12 @@ class Faults:
         return {role: {"PYTHONPATH": str(SITE), "KVTRACE_FAULTS": str(self._folder / role)} for role in ROLES}
 
     @contextmanager
-    def on(self, settings: Settings) -> Iterator[list[str]]:
-        """Keep the named delays on while the block runs; yield a list that in the end names those never met."""
-        unmet: list[str] = []
+    def on(self, settings: Settings) -> Iterator[list[float]]:
+        """Keep the named delays on while the block runs; yield a list that in the end holds how long each was, ms.
+
+        A delay that happened several times counts with the mean of them, one that never happened is not in the list.
+        """
+        held_ms: list[float] = []
         switches = {self._folder / role / point: str(value) for (role, point), value in settings.items()}
         marks = [switch.with_name(f".{switch.name}.fired") for switch in switches]
         try:
@@ -38,8 +42,8 @@ class Faults:
                 draft = switch.with_name(f".{switch.name}.draft")
                 draft.write_text(value)
                 draft.replace(switch)
-            yield unmet
-            unmet += [f"{mark.parent.name}{mark.name}" for mark in marks if not mark.exists()]
+            yield held_ms
+            held_ms += [statistics.fmean(map(float, mark.read_text().split())) for mark in marks if mark.exists()]
         finally:
             for path in (*switches, *marks):
                 path.unlink(missing_ok=True)

@@ -11,18 +11,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.engine.conftest import Deployments
-from tests.engine.deployment import Answer, grown_ms
+from tests.engine.deployment import Answer
 from tests.engine.faults import Settings
+from tests.engine.growth import Growth
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(600)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
-ROUNDS = 21
-PLAINS_PER_ROUND = 3
-LONG_TOKENS = 1600
-LATE_MS = 160.0
-"""Longer than P computes 100 tokens: a registration delayed by this is late."""
+ROUNDS = 41
+PLAINS_PER_ROUND = 4
+PROMPT_TOKENS = 32
+"""Few, since what engines compute on two cores scatters in proportion."""
+LONG_MS = 120.0
+"""P's forward lasts this much longer where a registration is to be in time."""
+LATE_MS = 120.0
+"""Longer than P computes: a registration delayed by this is late."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Delay:
     """The cause on the path that has to grow by 40 ms; "" for none."""
     hidden: str = ""
     against: str = "plain"
-    prompt_tokens: int = 100
+    times: int = 1
+    """How often in each round. A registration is late by its delay less all that P does meanwhile, which scatters."""
 
     def __str__(self) -> str:
         return slug(self.name)
@@ -46,6 +51,7 @@ def slug(name: str) -> str:
     return name.replace("'s", "").replace(",", "").replace(" ", "-")
 
 
+_FORWARD = ("prefill", "forward")
 _REGISTRATION = ("decode", "push.sends_registration")
 LATE = "registration.late"
 _BELOW = ("decode", "nixl.sends_registration")
@@ -61,11 +67,11 @@ PUSH = (
     Delay("worker returns P's token", {("prefill", "worker.replies_tokens"): DELAY_MS}, "prefill.sample"),
     Delay("P's core takes the request in", {("prefill", "core.takes_in"): DELAY_MS}, "prefill.frontend"),
     Delay("D detokenises", {("decode", "frontend.detokenises"): DELAY_MS}, "decode.frontend"),
-    Delay("plain, long", {}, against="", prompt_tokens=LONG_TOKENS),
-    Delay("registration in time", {_REGISTRATION: DELAY_MS}, "", "registration", "plain, long", LONG_TOKENS),
-    Delay("plain, late", {_REGISTRATION: LATE_MS}, against=""),
-    Delay("registration late", {_REGISTRATION: LATE_MS + DELAY_MS}, LATE, against="plain, late"),
-    Delay("registration late, in NIXL", {_REGISTRATION: LATE_MS, _BELOW: DELAY_MS}, LATE, against="plain, late"),
+    Delay("plain, long", {_FORWARD: LONG_MS}, against=""),
+    Delay("registration in time", {_FORWARD: LONG_MS, _REGISTRATION: DELAY_MS}, "", "registration", "plain, long"),
+    Delay("plain, late", {_REGISTRATION: LATE_MS}, against="", times=3),
+    Delay("registration late", {_REGISTRATION: LATE_MS + DELAY_MS}, LATE, against="plain, late", times=3),
+    Delay("late in NIXL", {_REGISTRATION: LATE_MS, _BELOW: DELAY_MS}, LATE, against="plain, late", times=3),
 )  # fmt: skip
 
 PULL = (
@@ -79,7 +85,7 @@ PULL = (
     Delay("D hands the request to its core", {("decode", "frontend.hands_over"): DELAY_MS}, "decode.frontend"),
     Delay("descriptors of the read", {("decode", "nixl.prepares"): DELAY_MS}, "prepare"),
     Delay("post of the read", {("decode", "nixl.posts"): DELAY_MS}, "post"),
-    Delay("the read is polled", {("decode", "nixl.polls"): DELAY_MS}, "detection"),
+    Delay("the read is seen done", {("decode", "nixl.sees_done"): DELAY_MS}, "detection"),
     Delay("worker reports the load", {("decode", "worker.replies_load"): DELAY_MS}, "report"),
     Delay("forward on D", {("decode", "forward"): DELAY_MS}, "decode.first_step"),
     Delay("D's worker takes the step up", {("decode", "worker.executes"): DELAY_MS}, "decode.first_step"),
@@ -97,8 +103,8 @@ class Measurements:
     answers: dict[str, dict[str, list[Answer]]] = field(default_factory=dict)
     client_ms: dict[str, list[float]] = field(default_factory=dict)
     """TTFT of the plain requests as the client saw it."""
-    misses: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By kind, how many requests were not delayed."""
+    held_ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By kind, how long the delays of a request really were."""
 
     def get(self, mode: str) -> dict[str, list[Answer]]:
         """Return the answers by kind, measured first if need be."""
@@ -108,10 +114,11 @@ class Measurements:
             for _ in range(ROUNDS):
                 for position, delay in enumerate(DELAYS[mode]):
                     if position % (len(DELAYS[mode]) // PLAINS_PER_ROUND) == 0:
-                        seen.append(deployment.send("plain"))
-                    deployment.send(str(delay), delay.settings, delay.prompt_tokens)
+                        seen.append(deployment.send("plain", prompt_tokens=PROMPT_TOKENS))
+                    for _ in range(delay.times):
+                        deployment.send(str(delay), delay.settings, PROMPT_TOKENS)
             self.answers[mode], self.client_ms[mode] = deployment.answers(), seen
-            self.misses[mode] = dict(deployment.misses)
+            self.held_ms[mode] = dict(deployment.held_ms)
         return self.answers[mode]
 
 
@@ -131,29 +138,32 @@ def measurements(deployments: Deployments) -> Measurements:
     ],
 )
 def test_delay_comes_back_where_it_was_put(measurements: Measurements, mode: str, delay: Delay) -> None:
-    """The named cause grows by 40 ms, every other cause stays, and so does hidden work unless it is the one named."""
-    answers = measurements.get(mode)
-    delayed, plain = answers[str(delay)], answers[slug(delay.against)]
+    """The named cause grows by the delay, every other cause stays, and so does hidden work unless it is the one named.
 
-    assert len(delayed) == ROUNDS
+    The delay is what it really was: a thread that asks for 40 ms on a busy core sleeps longer.
+    """
+    answers, held_ms = measurements.get(mode), measurements.held_ms[mode]
+    delayed, plain = answers[str(delay)], answers[slug(delay.against)]
+    assert len(delayed) == ROUNDS * delay.times
     assert len(plain) >= ROUNDS
-    assert measurements.misses[mode].get(str(delay), 0) <= ROUNDS // 5, "the delay did not happen"
-    grown = {
-        cause: grown_ms(delayed, plain, lambda answer, cause=cause: answer.causes_ms.get(cause, 0.0))
-        for cause in {cause for answer in delayed + plain for cause in answer.causes_ms}
-    }
-    expected = {cause: DELAY_MS if cause == delay.cause else 0.0 for cause in grown | {delay.cause: 0.0} if cause}
-    off = {
-        cause: round(grown.get(cause, 0.0), 1)
-        for cause in expected
-        if abs(grown.get(cause, 0.0) - expected[cause]) > NOISE_MS
-    }
-    assert not off, f"ms by which causes grew: {off}"
+    assert len(held_ms[str(delay)]) > 0.8 * len(delayed), "the delay did not happen"
+    delay_ms = statistics.median(held_ms[str(delay)]) - statistics.median(held_ms.get(slug(delay.against), [0]))
+    assert abs(delay_ms - DELAY_MS) < 2 * NOISE_MS
+
+    causes = {cause for answer in delayed + plain for cause in answer.causes_ms} | {delay.cause} - {""}
+    off = {}
+    for cause in causes:
+        growth = Growth.of(delayed, plain, lambda answer, cause=cause: answer.causes_ms.get(cause, 0.0))
+        expected_ms = delay_ms if cause == delay.cause else 0.0
+        is_near = Growth.is_near if expected_ms and delay.times == 1 else Growth.may_be_near
+        if not is_near(growth, expected_ms, NOISE_MS):
+            off[cause] = growth
+    assert not off, f"delayed by {delay_ms:.1f} ms, and these causes grew: {off}"
     if delay.hidden:
-        hidden_ms = grown_ms(delayed, plain, lambda answer: answer.hidden_ms.get(delay.hidden, 0.0))
-        slack_ms = grown_ms(delayed, plain, lambda answer: answer.slack_ms.get(delay.hidden, 0.0))
-        assert hidden_ms == pytest.approx(DELAY_MS, abs=NOISE_MS)
-        assert slack_ms == pytest.approx(-DELAY_MS, abs=NOISE_MS)
+        hidden = Growth.of(delayed, plain, lambda answer: answer.hidden_ms.get(delay.hidden, 0.0))
+        slack = Growth.of(delayed, plain, lambda answer: -answer.slack_ms.get(delay.hidden, 0.0))
+        assert hidden.is_near(delay_ms, NOISE_MS), hidden
+        assert slack.may_be_near(delay_ms, NOISE_MS), slack
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])

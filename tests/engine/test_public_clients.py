@@ -24,7 +24,7 @@ from tests.engine.deployment import Deployment
 pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
 REQUESTS = 40
-RATE_QPS = 4
+RATE_QPS = 2
 UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 CLIENT_PATH_MS = 4.0
 """What a client on the same two cores may spend on its own path to the router and back, at the median."""
@@ -43,7 +43,7 @@ def aiperf(deployment: Deployment, folder: Path) -> dict[str, float]:
         "--model", deployment.lab.model, "--tokenizer", str(deployment.lab.model_dir),
         "--url", deployment.lab.url, "--endpoint-type", "completions", "--streaming",
         "--request-count", str(REQUESTS), "--request-rate", str(RATE_QPS), "--random-seed", "4",
-        "--isl", "300", "--prompt-input-tokens-stddev", "0", "--osl", "8", "--osl-stddev", "0",
+        "--isl", "100", "--prompt-input-tokens-stddev", "0", "--osl", "8", "--osl-stddev", "0",
         "--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder),
         "--no-gpu-telemetry", "--no-server-metrics", "--ui", "none",
     ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 Each `Point` names a function of vLLM, NIXL, the router or the standard library. Its wrapper looks for a file of the
 point's name in `KVTRACE_FAULTS`: none, and nothing happens; a number, and the call sleeps that many ms; the word
-`stop`, and the process stops itself (SIGSTOP) until the test continues it. A file `.NAME.fired` tells of either.
+`stop`, and the process stops itself (SIGSTOP) until the test continues it. A file `.NAME.fired` gets a line for
+each time, with how long it really was in ms: on busy cores a sleeper wakes late.
 Nothing of kvtrace knows of this.
 """
 
@@ -79,6 +80,11 @@ def _completes(args: Sequence[Any], result: Any) -> bool:
     return any(not message.startswith((_REGISTRATION, _HEARTBEAT)) for message in messages)
 
 
+def _says_done(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a poll says that the transfer is done."""
+    return bool(result == "DONE")
+
+
 def _wakes_for_blocks(args: Sequence[Any], result: Any) -> bool:
     """Return whether P's sender thread wakes with blocks to send."""
     if threading.current_thread().name != _WRITER:
@@ -118,7 +124,7 @@ POINTS = (
     Point("worker.replies_load", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("load")),
     Point("nixl.prepares", _NIXL_API, "nixl_agent.make_prepped_xfer"),
     Point("nixl.posts", _NIXL_API, "nixl_agent.transfer"),
-    Point("nixl.polls", _NIXL_API, "nixl_agent.check_xfer_state"),
+    Point("nixl.sees_done", _NIXL_API, "nixl_agent.check_xfer_state", after=True, applies=_says_done),
     Point("nixl.reads_completion", _NIXL_API, "nixl_agent.get_new_notifs", after=True, applies=_completes),
     Point("nixl.sends_registration", _NIXL_API, "nixl_agent.send_notif", applies=_registers),
     Point("push.sends_registration", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._do_send_reg_notif"),
@@ -126,19 +132,40 @@ POINTS = (
 )  # fmt: skip
 
 
-def _act(name: str) -> float:
-    """Stop the process if the point says so; return for how many seconds the call has to sleep."""
-    switch = Path(os.environ[FOLDER_VARIABLE], name)
+def _wanted(name: str) -> str:
+    """Return what the point is to do now, "" for nothing."""
     try:
-        text = switch.read_text()
+        return Path(os.environ[FOLDER_VARIABLE], name).read_text()
     except OSError:
-        return 0.0
-    switch.with_name(f".{name}.fired").touch()
-    if text == "stop":
-        switch.unlink(missing_ok=True)  # once
-        os.kill(os.getpid(), signal.SIGSTOP)
-        return 0.0
-    return float(text or 0) / 1000
+        return ""
+
+
+def _note(name: str, began_s: float) -> None:
+    """Say how long the point has held its caller up."""
+    with Path(os.environ[FOLDER_VARIABLE], f".{name}.fired").open("a") as mark:
+        mark.write(f"{(time.monotonic() - began_s) * 1000}\n")
+
+
+def _hold(name: str) -> None:
+    """Do what the point is to do, in a thread."""
+    wanted, began_s = _wanted(name), time.monotonic()
+    if wanted == "stop":
+        Path(os.environ[FOLDER_VARIABLE], name).unlink(missing_ok=True)  # once
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # of this thread, so that it goes no further
+    elif wanted:
+        time.sleep(float(wanted) / 1000)
+    if wanted:
+        _note(name, began_s)
+
+
+async def _hold_task(name: str) -> None:
+    """Do what the point is to do, in a task: others go on, unless the process is to stop."""
+    wanted, began_s = _wanted(name), time.monotonic()
+    if wanted == "stop":
+        _hold(name)
+    elif wanted:
+        await asyncio.sleep(float(wanted) / 1000)
+        _note(name, began_s)
 
 
 def _wrapped(call: Callable[..., Any], point: Point) -> Callable[..., Any]:
@@ -147,7 +174,7 @@ def _wrapped(call: Callable[..., Any], point: Point) -> Callable[..., Any]:
         @functools.wraps(call)
         async def delayed_later(*args: Any, **kwargs: Any) -> Any:
             if point.applies((*args, *kwargs.values()), None):
-                await asyncio.sleep(_act(point.name))
+                await _hold_task(point.name)
             return await call(*args, **kwargs)
 
         return delayed_later
@@ -155,10 +182,10 @@ def _wrapped(call: Callable[..., Any], point: Point) -> Callable[..., Any]:
     @functools.wraps(call)
     def delayed(*args: Any, **kwargs: Any) -> Any:
         if not point.after and point.applies((*args, *kwargs.values()), None):
-            time.sleep(_act(point.name))
+            _hold(point.name)
         result = call(*args, **kwargs)
         if point.after and point.applies((*args, *kwargs.values()), result):
-            time.sleep(_act(point.name))
+            _hold(point.name)
         return result
 
     return delayed

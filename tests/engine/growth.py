@@ -1,0 +1,46 @@
+"""By how much a duration differs between two kinds of requests, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from tests.engine.deployment import Answer
+
+_DRAWS = 4000
+_TAIL = 0.0005  # at either end: a run asks this of hundreds of causes
+_WIDEST_MS = 12.0
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The difference of two medians, ms, with its 99.9 % bootstrap interval."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+
+    @classmethod
+    def of(cls, delayed: list[Answer], plain: list[Answer], of: Callable[[Answer], float]) -> Self:
+        """Return by how much the median of a duration differs between the two."""
+        source = np.random.default_rng(1)
+        later, earlier = (np.array([of(answer) for answer in answers]) for answers in (delayed, plain))
+        drawn = np.median(source.choice(later, (_DRAWS, len(later))), axis=1)
+        drawn -= np.median(source.choice(earlier, (_DRAWS, len(earlier))), axis=1)
+        low_ms, high_ms = np.quantile(drawn, (_TAIL, 1 - _TAIL))
+        return cls(float(np.median(later) - np.median(earlier)), float(low_ms), float(high_ms))
+
+    def is_near(self, expected_ms: float, tolerance_ms: float) -> bool:
+        """Return whether it is the expected growth, give or take the tolerance."""
+        return abs(self.median_ms - expected_ms) <= tolerance_ms
+
+    def may_be_near(self, expected_ms: float, tolerance_ms: float) -> bool:
+        """Return whether nothing but noise says otherwise: the interval reaches the tolerance, and is tight."""
+        reaches = self.low_ms - expected_ms <= tolerance_ms and self.high_ms - expected_ms >= -tolerance_ms
+        return reaches and self.high_ms - self.low_ms < _WIDEST_MS
+
+    def __repr__(self) -> str:
+        return f"{self.median_ms:.1f} ({self.low_ms:.1f} to {self.high_ms:.1f})"
