@@ -43,7 +43,8 @@ METHOD = """\
 How it was measured. `each`: every call between two clock readings, four threads at once, bursts of 250 events and
 2 ms of waiting, a new request id (52 characters, made outside the timing) every 25 events, four numbers and no ref per
 event; `net` is less the clock's own cost (the median of two readings in a row). `flat out`: the same without waiting;
-there a thread is made to give the interpreter lock away every 5 ms, which is in the tail. `loop`: a single thread,
+there a thread is made to give the interpreter lock away every 5 ms, which is in the tail. `a call that does nothing`:
+the same threads and bursts with tracing off, so what any call at all pays to the machine. `loop`: a single thread,
 ten calls in a row per reading, the lowest quarter of 400 such blocks, as for the clock, the off cost and the span.
 Span: OpenTelemetry SDK, start_span with five attributes and end(), BatchSpanProcessor, an exporter that does nothing.
 Loss: a process emits 50,000 events flat out and kills itself with SIGKILL; the spool is read afterwards."""
@@ -77,7 +78,10 @@ def request_ids(thread: int, count: int) -> list[str]:
 
 
 def each_ns(tracer: emit.NullEmitter, events: int, pause_s: float) -> np.ndarray[Any, Any]:
-    """Return the ns of every single call, four threads at once, the two clock readings included."""
+    """Return the ns of every single call, four threads at once, the two clock readings included.
+
+    With the emitter that does nothing it says what the machine and the interpreter lock add to any call at all.
+    """
     taken = [array("q", bytes(8 * events)) for _ in range(THREADS)]
     start = threading.Barrier(THREADS)
 
@@ -149,8 +153,9 @@ def measure(events: int, spool: Path) -> dict[str, Any]:
     on_ns = loop_ns("tracer.emit(c, r, 1, 2, 3, 4)", {"tracer": tracer, "c": SCHEDULED, "r": "cmpl-1"})
     tracer.close()
     pair_ns = clock_pair_ns()
-    each, dropped = {}, {}
+    each, nothing, dropped = {}, {}, {}
     for name, pause_s in (("bursts", PAUSE_S), ("flat out", 0.0)):
+        nothing[name] = summary(each_ns(emit.NullEmitter(), events // THREADS, pause_s), pair_ns)
         tracer = emit.Emitter(spool / name.replace(" ", "-"))
         each[name] = summary(each_ns(tracer, events // THREADS, pause_s), pair_ns)
         dropped[name] = tracer.dropped().get(SCHEDULED, 0)
@@ -165,6 +170,7 @@ def measure(events: int, spool: Path) -> dict[str, Any]:
         "span_loop_ns": round(span_ns, 1),
         "span_over_emit": round(span_ns / on_ns, 1),
         "each_ns": each,
+        "nothing_ns": nothing,
         "dropped": dropped,
         "killed": killed(spool / "killed"),
     }
@@ -187,6 +193,8 @@ def show(found: dict[str, Any]) -> str:
         rows.append((f"each, {name}, p50", f"{each['p50']:10.0f} ns", f"aim: at most 250; {note}"))
         tail = f"aim: at most 3000; p99 {each['p99']:.0f}, p99.9 {each['p99.9']:.0f}"
         rows.append((f"each, {name}, p99.99", f"{each['p99.99']:10.0f} ns", tail))
+        nothing = found["nothing_ns"][name]
+        rows.append(("  a call that does nothing", f"{nothing['p99.99']:10.0f} ns", f"p99.9 {nothing['p99.9']:.0f}"))
     killed_row = found["killed"]
     rows.append(("lost after SIGKILL", f"{killed_row['lost']:10d}", f"of {killed_row['emitted']}; aim: 0"))
     lines = [f"{name:26}{value}   {note}" for name, value, note in rows]

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import os
 import sys
+import threading
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,16 +70,18 @@ class Rearmed:
         self._make = make
         self._generation = _armed()[0]
         self._emitter = make()
+        self._lock = threading.Lock()
 
     @property
     def enabled(self) -> bool:
         """Return whether tracing is on, after beginning anew where a new generation asks for it."""
-        generation, name = _armed()
-        if generation != self._generation or (name == EACH and not self._emitter.enabled):
-            self._generation = generation
-            self._emitter.close()
-            self._emitter = self._make()
-        return bool(self._emitter.enabled)
+        with self._lock:
+            generation, name = _armed()
+            if generation != self._generation or (name == EACH and not self._emitter.enabled):
+                self._generation = generation
+                self._emitter.close()
+                self._emitter = self._make()
+            return bool(self._emitter.enabled)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._emitter, name)
