@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from instrumented_connectors.descriptors import Lengths
+from instrumented_connectors.descriptors import Lengths, handle_key
 from instrumented_connectors.registrations import read_registration
 from instrumented_connectors.watch import Bounded, Forwarder, Tracer, now_ns, watch
 from kvtrace import stages
@@ -102,10 +102,10 @@ class AgentSide:
         made, self._made = self._made, None
         lengths = made[1] if made is not None and made[0] == id(xfer_list) else Lengths.of(xfer_list)
         if lengths is not None:
-            self._lengths[_key(handle)] = lengths
+            self._lengths[handle_key(handle)] = lengths
 
     def _list_released(self, handle: Any) -> None:
-        self._lengths.pop(_key(handle), None)
+        self._lengths.pop(handle_key(handle), None)
 
     # Transfers -----------------------------------------------------------------------------------
 
@@ -123,11 +123,11 @@ class AgentSide:
         request, remote = self._current
         if notif_msg:
             remote = _request_of(notif_msg)[0]
-        lengths = self._lengths.get(_key(local_xfer_side))
+        lengths = self._lengths.get(handle_key(local_xfer_side))
         transfer = Transfer(request, lengths, local_indices, writes=operation == "WRITE")
         if len(self._transfers) >= Bounded.LIMIT:
             self._transfers.clear()
-        self._transfers[_key(handle)] = transfer
+        self._transfers[handle_key(handle)] = transfer
         self._tracer.emit(_PREPARED, request, transfer.number, transfer.descriptors, self._rank, 0, remote)
         self.worked()
 
@@ -135,7 +135,7 @@ class AgentSide:
         self._tracer.emit(_FAILED, self._current[0], next(_numbers), 0, 0, 0, _reason(error))
 
     def _posting(self, handle: Any, *_args: Any, **_kwargs: Any) -> Transfer | None:
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(handle_key(handle))
         if transfer is not None:
             self._tracer.emit(_POST_STARTED, transfer.request, transfer.number)
         return transfer
@@ -161,7 +161,7 @@ class AgentSide:
         return now_ns()
 
     def _polled(self, began_ns: int, status: str, handle: Any) -> None:
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(handle_key(handle))
         if transfer is None or transfer.over:
             return
         transfer.polls += 1
@@ -179,7 +179,7 @@ class AgentSide:
             self._fail(transfer, status)
 
     def _not_polled(self, _token: int, error: BaseException, handle: Any) -> None:
-        self._fail(self._transfers.get(_key(handle)), _reason(error))
+        self._fail(self._transfers.get(handle_key(handle)), _reason(error))
 
     def _fail(self, transfer: Transfer | None, reason: str) -> None:
         if transfer is not None and not transfer.over:
@@ -187,7 +187,7 @@ class AgentSide:
             self._tracer.emit(_FAILED, transfer.request, transfer.number, 0, 0, 0, reason)
 
     def _released(self, handle: Any) -> None:
-        self._transfers.pop(_key(handle), None)
+        self._transfers.pop(handle_key(handle), None)
 
     # Notifications -------------------------------------------------------------------------------
 
@@ -225,11 +225,6 @@ class AgentSide:
             self._holdings.extend(message[len(_HEARTBEAT) :].decode("utf-8", "replace"))
         else:
             self._holdings.notified(*_request_of(message))
-
-
-def _key(handle: Any) -> int:
-    """Return what tells a live handle from others, without keeping it alive."""
-    return handle if isinstance(handle, int) else id(handle)
 
 
 def _request_of(message: bytes | str) -> tuple[str, str]:

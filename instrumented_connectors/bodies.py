@@ -6,6 +6,9 @@ import json
 import re
 from typing import Any
 
+DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
+"""Keys of a chat chunk's delta that carry content; `role` alone does not."""
+
 
 class TransferParamsScan:
     """Finds a request's `kv_transfer_params` in a body that arrives in pieces, holding a bounded part of it.
@@ -36,6 +39,9 @@ class TransferParamsScan:
                 continue
             try:
                 params, _ = json.JSONDecoder().raw_decode(rest)
+            except RecursionError:  # nested deeper than anything that vLLM takes
+                self.held, self.open = b"", False
+                return None
             except ValueError:
                 if len(self.held) > self.LONGEST_BYTES:
                     self.held = b""
@@ -98,17 +104,20 @@ class StreamScan:
             return False
         try:
             return event_has_content(json.loads(data))
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
 
 
 def event_has_content(event: dict[str, Any]) -> bool:
     """Return True if a streamed event brings text, reasoning, token ids or (part of) a tool call."""
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
         if choice.get("text") or choice.get("token_ids"):
             return True
-        if any(delta.get(key) for key in ("content", "reasoning", "reasoning_content", "refusal", "tool_calls")):
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and any(delta.get(key) for key in DELTA_CONTENT):
             return True
     delta = event.get("delta")
     if not str(event.get("type", "")).endswith("delta"):

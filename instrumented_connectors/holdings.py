@@ -30,7 +30,7 @@ class _Held:
 class Holdings:
     """The requests that one worker knows, from the metadata of its steps.
 
-    Read by the sender thread as well, which only looks requests up.
+    The sender thread calls `extend`, `notified` and `written`: they change fields of one request, never the two tables.
     """
 
     def __init__(self, tracer: Tracer, rank: int, extension_ns: int) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors.descriptors import handle_key
 from instrumented_connectors.watch import Forwarder, Tracer, now_ns
 from kvtrace import stages
 
@@ -60,7 +61,7 @@ class Probe:
         def guarded(handle: Any, *args: Any, **kwargs: Any) -> Any:
             with self._lock:
                 if releases:
-                    self._followed.pop(id(handle), None)
+                    self._followed.pop(handle_key(handle), None)
                 return call(handle, *args, **kwargs)
 
         return guarded
@@ -70,7 +71,7 @@ class Probe:
         if random.random() >= self._rate:  # noqa: S311 - sampling
             return
         with self._lock:
-            self._followed[id(handle)] = (handle, transfer, 0)
+            self._followed[handle_key(handle)] = (handle, transfer, 0)
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="kvtrace-probe")
                 self._thread.start()

@@ -1,8 +1,8 @@
 """The emit side's only door: `tracer()` is this process's emitter, or one that does nothing where tracing is off.
 
-`Emitter.emit` takes a slot, stamps it and fills it with one `pack_into`; it never waits and never raises. A string's
-first use, the end of a window and odd values go the slow way below it. The order of the fields that `_pack` writes is
-that of `wire.RECORD`: the commit word last.
+`Emitter.emit` takes a slot, stamps it and fills it with one `pack_into`; it never raises, and waits only once: the
+first event of a forked child opens the child's series. A string's first use, the end of a window and odd values go the
+slow way below it. The order of the fields that `_pack` writes is that of `wire.RECORD`: the commit word last.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ BUDGET_VARIABLE = "KVTRACE_SPOOL_BUDGET"
 BEGIN_WAIT_S = 0.02  # in a forked child, a second thread waits this long for the first to open the series
 
 _log = logging.getLogger("kvtrace")
-if _log.level == logging.NOTSET:
-    # vLLM's API server ends up with a root logger that passes errors only; what is said once must not get lost there.
-    _log.setLevel(logging.WARNING)
 _now = time.monotonic_ns
 _pack = wire.RECORD.pack_into
 _INT_MAX = 2**63 - 1
@@ -211,6 +208,9 @@ def _from_environment() -> NullEmitter:
     folder = os.environ.get(SPOOL_VARIABLE, "")
     if not folder:
         return NullEmitter()
+    if _log.level == logging.NOTSET:
+        # vLLM's API server ends up with a root logger that passes errors only; what is said once must not get lost.
+        _log.setLevel(logging.WARNING)
     try:
         emitter = Emitter(Path(folder), _budget_bytes())
         emitter.fact("kvtrace", __version__)

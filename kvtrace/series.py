@@ -171,15 +171,15 @@ class Series:
             _anchor(lambda *record: write(window, *record))
             self._repeat_facts(segment, window)
             self._segments.append(segment)
-        if self._trouble and self._is_said:
+        if self._is_said:
             _log.warning("kvtrace records again in process %d", os.getpid())
             self._is_said = False
         self._trouble = ""
         return window
 
     def fail(self, error: OSError) -> None:
-        """Say that there is no room, once and at most once a minute; the spool thread keeps trying."""
-        if not self._trouble and _now() >= self._may_say_ns:
+        """Say that there is no room, once for each trouble and at most once a minute; the spool thread keeps trying."""
+        if not self._is_said and _now() >= self._may_say_ns:
             _log.warning("kvtrace drops and counts events in process %d until there is room: %s", os.getpid(), error)
             self._is_said, self._may_say_ns = True, _now() + SILENT_NS
         self._trouble = str(error)

@@ -325,12 +325,17 @@ def test_the_log_hears_of_trouble_whatever_level_the_host_sets(tmp_path: Path) -
 
 
 def test_room_that_comes_and_goes_is_said_once_a_minute(tracer: emit.Emitter, caplog: pytest.LogCaptureFixture) -> None:
+    drops, again = "kvtrace drops and counts events", "kvtrace records again"
     for _ in range(5):
         tracer.fail(OSError("full"))
         tracer._spool.leave()
         tracer._grow()
+    tracer.fail(OSError("full"))
+    early = [record.getMessage().split(" in ")[0] for record in caplog.records]
 
-    assert [record.getMessage().split(" in ")[0] for record in caplog.records] == [
-        "kvtrace drops and counts events",
-        "kvtrace records again",
-    ]
+    tracer._may_say_ns = time.monotonic_ns()  # a minute later, while it lasts
+    tracer.fail(OSError("full"))
+    tracer.fail(OSError("full"))
+
+    assert early == [drops, again]
+    assert [record.getMessage().split(" in ")[0] for record in caplog.records] == [drops, again, drops]

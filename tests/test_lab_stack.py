@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from kvtrace.errors import LabError, UsageError
-from kvtrace.lab import engine, stack, takedown
+from kvtrace.lab import engine, pollers, stack, takedown
 
 STAND_INS = str(Path(__file__).parent / "stand_ins")
 DEADLINE_S = 30.0
@@ -32,6 +32,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(stack, "require", lambda: None)
+    monkeypatch.setattr(pollers, "IDLE_S", 0.01)  # stand-ins do not poll
+    monkeypatch.setattr(pollers, "SAMPLE_S", 0.05)
     yield folder
     assert _running(folder) == []
     subprocess.run(["rm", "-rf", str(folder)], check=True)
@@ -122,7 +124,9 @@ def test_the_logs_stay_when_the_block_fails(temporary: Path) -> None:
     ]
 
 
-def test_children_of_a_killed_api_server_are_found(temporary: Path) -> None:
+def test_children_of_a_killed_api_server_are_found(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takedown, "GRACE_S", 0.5)
+
     with _lab() as lab:
         shared = _shared(lab)
         os.kill(lab.engines[0].pid, signal.SIGKILL)

@@ -334,6 +334,18 @@ def test_the_leg_is_found_however_the_body_is_cut(body: str, prefill: bool | Non
     assert next((leg for leg in found if leg is not None), None) is prefill
 
 
+def test_nesting_beyond_the_interpreters_depth_is_no_leg_and_no_content() -> None:
+    deep = b"[" * 100_000
+
+    assert TransferParamsScan().feed(b'{"kv_transfer_params": ' + deep) is None
+    assert not StreamScan().feed(b'data: {"choices": ' + deep + b"\n")
+
+
+@pytest.mark.parametrize("event", [{"choices": 3}, {"choices": [None, 3]}, {"choices": [{"delta": "x"}]}])
+def test_odd_events_carry_no_content(event: dict[str, Any]) -> None:
+    assert not event_has_content(event)
+
+
 def test_the_scan_holds_a_bounded_part_of_a_body() -> None:
     scan = TransferParamsScan()
     for _ in range(100):

@@ -297,6 +297,17 @@ async def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(stamps: S
     assert stamps.named("done") == []
 
 
+async def test_a_connection_that_breaks_behind_the_end_mark_was_a_whole_answer(stamps: Stamps) -> None:
+    decode = EngineDouble("d0", break_off=True)
+
+    async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await post(url)
+
+    assert stamps.named("failed") == []
+    assert stamps.named("done")[0].b == 3
+
+
 async def test_an_error_inside_the_stream_is_no_success(stamps: Stamps) -> None:
     decode = EngineDouble("d0", chunks=[TOKENS[0], b'data: {"error": {"message": "engine died"}}\n\n'])
 

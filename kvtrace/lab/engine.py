@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from kvtrace.errors import LabError
 from kvtrace.lab import model, ports
-from kvtrace.lab.program import Program
+from kvtrace.lab.program import Program, Server
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -53,7 +52,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Server):
     """One engine: who it is, where it answers, and the program that it runs as."""
 
     role: Role
@@ -67,33 +66,6 @@ class Engine:
     def name(self) -> str:
         """Return the engine's name in the lab, such as prefill-0."""
         return self.program.name
-
-    @property
-    def url(self) -> str:
-        """Return the address of its HTTP server."""
-        return f"http://{ports.HOST}:{self.port}"
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Return its command line."""
-        return self.program.command
-
-    @property
-    def log(self) -> Path:
-        """Return the file that holds its output."""
-        return self.program.log
-
-    @property
-    def pid(self) -> int:
-        """Return the process id of its API server."""
-        return self.program.pid
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """Return the process of its API server."""
-        if self.program.process is None:
-            raise LabError(f"{self.name} has not been started")
-        return self.program.process
 
     @property
     def route(self) -> str:

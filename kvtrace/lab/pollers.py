@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-NICE = 10
+NICE = 10  # at 5 the median TTFT of push was 104 ms, at 10 it is 87 ms, at 19 single transfers starve (two cores)
 # vLLM's own queues spin for one second after a message; a poller is what spins on.
 IDLE_S = 1.2
 SAMPLE_S = 0.5

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import LabError
+from kvtrace.lab import ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,3 +74,38 @@ class Program:
                 return "".join(deque(file, maxlen=count)).rstrip()
         except OSError as error:
             return f"(no log: {error.strerror})"
+
+
+class Server:
+    """A program of the lab that answers HTTP; what engines and the router have in common."""
+
+    __slots__ = ()
+    port: int
+    program: Program
+
+    @property
+    def url(self) -> str:
+        """Return the address that it answers at."""
+        return f"http://{ports.HOST}:{self.port}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return its command line."""
+        return self.program.command
+
+    @property
+    def log(self) -> Path:
+        """Return the file that holds its output."""
+        return self.program.log
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its first process; raise LabError before it has been started."""
+        return self.program.pid
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Return its first process; raise LabError before it has been started."""
+        if self.program.process is None:
+            raise LabError(f"{self.program.name} has not been started")
+        return self.program.process

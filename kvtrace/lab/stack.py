@@ -19,7 +19,7 @@ import httpx
 from kvtrace.errors import LabError, UsageError
 from kvtrace.lab import model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
-from kvtrace.lab.program import Program
+from kvtrace.lab.program import Program, Server
 from kvtrace.lab.progress import Progress
 
 if TYPE_CHECKING:
@@ -49,38 +49,11 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
-    """The lab's router: where it answers, and the program that it runs as."""
+class Router(Server):
+    """The lab's router: where clients reach it, and the program that it runs as."""
 
     port: int
     program: Program
-
-    @property
-    def url(self) -> str:
-        """Return the address that clients use."""
-        return f"http://{ports.HOST}:{self.port}"
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Return its command line."""
-        return self.program.command
-
-    @property
-    def log(self) -> Path:
-        """Return the file that holds its output."""
-        return self.program.log
-
-    @property
-    def pid(self) -> int:
-        """Return its process id."""
-        return self.program.pid
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """Return its process."""
-        if self.program.process is None:
-            raise LabError("the router has not been started")
-        return self.program.process
 
 
 class Lab:
@@ -260,7 +233,7 @@ class Lab:
     def url(self) -> str:
         """Return the router's address."""
         if self.router is None:
-            raise LabError("this lab has no router")
+            raise LabError("this lab has no router; make it with router=True, or ask an engine's url")
         return self.router.url
 
     @property
@@ -270,10 +243,12 @@ class Lab:
 
     def restart(self, name: str) -> None:
         """Start a program of this lab that has ended once more, on its old ports, and wait until it answers."""
-        program = next(program for program in self._programs() if program.name == name)
+        program = next((program for program in self._programs() if program.name == name), None)
+        if program is None:
+            raise LabError(f"this lab has no program {name!r}; it has {', '.join(self.commands)}")
         one = takedown.Members(marker="")
         one.add(program.pid)
-        takedown.end(one, [program.pid], grace_s=0.0)
+        takedown.end(one, [program.pid] if program.exit_code() is None else [], grace_s=0.0)
         if name == "router":
             (self.folder / "router.port").unlink(missing_ok=True)
         with self._progress:

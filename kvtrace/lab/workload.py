@@ -277,19 +277,20 @@ class _Answer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     content_ns: list[int] = field(default_factory=list)
+    ended_ns: int = 0
+    """When a stream's end mark came, 0 before."""
     output_tokens: int = 0
     prompt_tokens: int = 0
 
     async def read_events(self, lines: AsyncIterator[str]) -> None:
         """Take in server-sent events, and read on to the end behind their end mark, so that the connection can stay."""
-        ended = False
         async for line in lines:
             arrived_ns = time.monotonic_ns()
             if line == "data: [DONE]":
-                ended = True
+                self.ended_ns = arrived_ns
             elif line.startswith("data: "):
                 self.take(json.loads(line.removeprefix("data: ")), arrived_ns)
-        if not ended:
+        if not self.ended_ns:
             raise LabError("the stream ended without its end mark")
 
     def take(self, event: dict[str, Any], arrived_ns: int) -> None:
@@ -310,7 +311,7 @@ class _Answer:
         times_ns = self.content_ns if body["stream"] else []
         return replace(
             record,
-            end_ns=time.monotonic_ns(),
+            end_ns=self.ended_ns or time.monotonic_ns(),
             status=self.status,
             ttft_ns=times_ns[0] - record.start_ns if times_ns else None,
             itl_ns=tuple(later - earlier for earlier, later in itertools.pairwise(times_ns)),

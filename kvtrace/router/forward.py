@@ -71,7 +71,10 @@ class Forward:
                 await asyncio.wait({work})
                 request.marks.cancelled()
                 return
-            await work
+            # What may be left is the end of a stream whose client has gone; an engine that hangs there is given up.
+            await asyncio.wait({work}, timeout=self._config.grace_s)
+            if work.done():
+                await work
         except asyncio.CancelledError:
             if not request.reply.ended:
                 request.marks.failed(request.reply.status, "the router stops")
@@ -156,13 +159,17 @@ class _ClientRequest:
         return [*to_engine(self.headers), ("X-Request-Id", self.marks.request_id), *self._trace.items()]
 
     async def refuse(self, refusal: Refusal) -> None:
-        """End the request with a reply that is no answer."""
+        """End the request with a reply that is no answer, unless it has its answer."""
+        if self.reply.ended:
+            return
         self.marks.failed(self.reply.status or refusal.status, refusal.reason)
         if not self.reply.status:
             await self.reply.whole(refusal.status, refusal.headers + self.ids(), refusal.body)
 
     async def lose(self, error: LegError) -> None:
-        """End the request whose leg got lost: say so, or break off the answer that has begun."""
+        """End the request whose leg got lost: say so, or break off the answer that has begun and is not whole."""
+        if self.reply.ended:
+            return
         own = Refusal.own(502, str(error), f"{error.leg}_{'unreachable' if error.unreached else 'lost'}")
         self.marks.failed(self.reply.status or own.status, f"{error.leg}: {error.reason}")
         if not self.reply.status:

@@ -48,7 +48,7 @@ class ClientReply:
         self.status = 0
         """HTTP status, 0 before the reply has begun."""
         self.ended = False
-        """True once there is nothing left to say: a client that leaves now has its answer."""
+        """True once the end is on its way: a client's leaving no longer cancels anything."""
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head."""

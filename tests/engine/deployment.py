@@ -64,13 +64,16 @@ class Deployment:
 
     def __enter__(self) -> Self:
         self.lab.start()
-        self._client = Client(self.lab.url).__enter__()
-        for _ in range(WARM_UP):
-            self.send("warm-up")
+        try:
+            self._client = Client(self.lab.url)
+            for _ in range(WARM_UP):
+                self.send("warm-up")
+        except BaseException:
+            self.lab.stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.__exit__(None, None, None)
         self.lab.stop()
 
     def send(
@@ -101,13 +104,17 @@ class Deployment:
         time.sleep(PAUSE_S)
         return ttft_ms
 
-    def answers(self) -> dict[str, list[Answer]]:
-        """Record everything that was emitted so far and return the answers by kind, warm-up left out."""
+    def record(self) -> Path:
+        """Record everything that was emitted so far and return the store."""
         self._recorded += 1
         path = self._stores / f"{self.mode}-{self._recorded}.duckdb"
         with Recorder(path, [self.spool], {"mode": self.mode}, delete_consumed=False) as recorder:
             recorder.run_once()
-        with Store.open(path, "read") as store:
+        return path
+
+    def answers(self) -> dict[str, list[Answer]]:
+        """Record everything that was emitted so far and return the answers by kind, warm-up left out."""
+        with Store.open(self.record(), "read") as store:
             found = list(_read(store))
         by_kind: dict[str, list[Answer]] = defaultdict(list)
         for answer in found:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kvtrace import stages
 from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
@@ -140,8 +142,6 @@ def pids(pattern: re.Pattern[str], text: str) -> list[int]:
 @contextmanager
 def tmpfs(folder: Path, options: str) -> Iterator[Path]:
     """Mount a file system in memory for the block; skip the test where that is not allowed."""
-    import pytest
-
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False)
     if mounted.returncode:
@@ -153,7 +153,9 @@ def tmpfs(folder: Path, options: str) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that others write to."""
+    """Remove a folder that others write to, within 10 s."""
+    deadline_s = time.monotonic() + 10
     while folder.exists():
+        assert time.monotonic() < deadline_s, f"{folder} cannot be removed"
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)

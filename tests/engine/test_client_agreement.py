@@ -32,14 +32,13 @@ def raw_load(deployment: Deployment, count: int) -> dict[str, float]:
 
     def one(number: int) -> None:
         identity = f"raw-{deployment.mode}-{number}"
-        with Client(deployment.lab.url) as client:
-            measured[identity] = client.ttft_ms(
-                identity,
-                model=deployment.lab.model,
-                prompt=workload.prompt(8, number, PROMPT_TOKENS),
-                max_tokens=OUTPUT_TOKENS,
-                ignore_eos=True,
-            )
+        measured[identity] = Client(deployment.lab.url).ttft_ms(
+            identity,
+            model=deployment.lab.model,
+            prompt=workload.prompt(8, number, PROMPT_TOKENS),
+            max_tokens=OUTPUT_TOKENS,
+            ignore_eos=True,
+        )
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
     for thread in threads:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(600)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
-ROUNDS = 41
+ROUNDS = 31
 PLAINS_PER_ROUND = 4
 PROMPT_TOKENS = 32
 """Few, since what engines compute on two cores scatters in proportion."""

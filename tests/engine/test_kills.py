@@ -24,6 +24,7 @@ LOAD = {"requests": 30, "rate_qps": 8.0, "input_len": 200, "output_len": 16, "se
 BEFORE = LOAD | {"requests": 5, "seed": 22}
 """What is served whole before something is killed, on however slow a machine."""
 KILL_AFTER_S = 1.5
+LOAD_TIMEOUT_S = 150
 VERDICTS = {"complete", "incomplete", "aborted", "expired", "failed", "recomputed", "no handoff"}
 # Once for each request, on whichever side the mode has it.
 ONCE = (
@@ -36,11 +37,11 @@ ONCE = (
 
 @contextmanager
 def load_on(url: str) -> Iterator[Future[workload.Result]]:
-    """Send the load beside the block, which lasts at least as long."""
+    """Send the load beside the block; return when both are over."""
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(workload.run, url, **LOAD)
         yield load
-        load.result(timeout=150)
+        load.result(timeout=LOAD_TIMEOUT_S)
 
 
 def rows(store: Path, sql: str, **values: Any) -> list[dict[str, Any]]:
@@ -89,7 +90,7 @@ def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: De
         assert programs.explained(store)  # what was published stays readable
         time.sleep(0.5)
         with programs.following(store, deployment.spool):
-            result = load.result(timeout=150)
+            result = load.result(timeout=LOAD_TIMEOUT_S)
 
     assert len(result.completed) == LOAD["requests"]
     found = known(store, result)

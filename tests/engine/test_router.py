@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from kvtrace.lab import workload
+from kvtrace.store import Store
+from tests.engine import programs
 from tests.engine.deployment import Deployment
 
 pytestmark = pytest.mark.engine
@@ -58,3 +60,26 @@ def test_an_engines_refusal_arrives_as_the_engine_wrote_it(deployment: Deploymen
 
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "NotFoundError")
     assert (lengthy.status_code, lengthy.json()["error"]["type"]) == (400, "BadRequestError")
+
+
+@MODES
+def test_a_client_that_leaves_ends_the_work_of_both_engines(deployment: Deployment) -> None:
+    identity, body = f"leaver-{deployment.mode}", {"model": deployment.lab.model, "prompt": PROMPTS[0], "stream": True}
+    url, headers = deployment.lab.url + "/v1/completions", {"X-Request-Id": identity}
+    body |= {"max_tokens": 2_000, "ignore_eos": True}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=60, trust_env=False) as reply:
+        assert next(reply.iter_lines()).startswith("data: ")
+
+    def stages() -> set[str]:
+        with Store.open(deployment.record(), "read") as store:
+            (request,) = store.rows("SELECT * FROM request WHERE client_request_id = $id", {"id": identity})
+            seen = store.rows(
+                "SELECT DISTINCT stage::VARCHAR AS stage FROM event WHERE contains(request, $id)",
+                {"id": request["request_id"]},
+            )
+            return {request["verdict"], *(row["stage"] for row in seen)}
+
+    wanted = {"aborted", "router.cancelled", "decode.http_disconnected", "decode.aborted"}
+    programs.wait_until(lambda: wanted <= stages(), what=f"the store says {sorted(wanted)}")
+    assert not {"router.done", "decode.finished", "decode.http_done"} & stages()
+    assert len(texts(ask(deployment, prompt=PROMPTS[0]))) == 1
