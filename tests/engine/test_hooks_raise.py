@@ -21,6 +21,8 @@ NOT_CALLED = (".failed", ".shutdown.before", ".release_dlist_handle.before", ".r
 HEARTBEATS = {"push": (), "pull": ("send_notif.before", "send_notif.after")}
 """Called in pull only while a transfer lasts."""
 PROBED = {"KVTRACE_PROBE": "1"}
+MANY = 8
+"""Requests whose events fill a window of the spool within seconds."""
 
 
 @contextmanager
@@ -41,10 +43,10 @@ def test_no_hook_and_no_state_of_the_spool_changes_an_answer(
 ) -> None:
     """While engines start every hook raises once, then one after the other; then the spool folder goes bad."""
     with bench(deployments, connector, tmp_path, raising.EACH, prefill=PROBED, decode=PROBED) as one:
-        expected = one.ask(one.lab.engines[1].url)  # D alone, without a hand-off
+        expected = one.ask(one.lab.engines[1].url, MANY)  # D alone, without a hand-off
         assert all(status == 200 and len(tokens) == 4 for status, tokens, _ in expected)
-        assert len({tokens for _, tokens, _ in expected}) == 2
-        assert one.ask() == expected
+        assert len({tokens for _, tokens, _ in expected}) == MANY
+        assert one.ask() == expected[:2]
         raised = set(one.switch.raised())
         for hook in sorted(one.switch.hooks()):
             raised |= check_hook(one, hook, expected)
@@ -81,7 +83,7 @@ def check_unwritable(one: Bench, expected: list[object], folder: Path) -> None:
     with raising.tmpfs(folder / "read-only", "ro") as spool:
         one.point_to(spool)
         with one.fresh("nothing"):
-            assert one.ask() == expected
+            assert one.ask() == expected[:2]
         without = raising.pids(raising.UNUSABLE, one.said())
         assert len(without) == len(set(without)) >= 4  # API servers, cores and workers of two engines
 
@@ -93,11 +95,11 @@ def check_full(one: Bench, expected: list[object], folder: Path) -> None:
         one.point_to(spool)
         with one.fresh("nothing"):
             for _ in range(60):
-                assert one.ask() == expected
+                assert one.ask(requests=MANY) == expected
                 said += one.said()
                 if raising.pids(raising.NO_ROOM, said):
                     break
-            assert [one.ask() for _ in range(5)] == [expected] * 5
+            assert one.ask(requests=MANY) == expected
         said += one.said()
         for line in (raising.UNUSABLE, raising.NO_ROOM):
             assert len(raising.pids(line, said)) == len(set(raising.pids(line, said)))
@@ -110,18 +112,18 @@ def check_removed(one: Bench, expected: list[object]) -> None:
     spool = one.new_folder("removed")
     one.point_to(spool)
     with one.fresh("nothing"):
-        assert one.ask() == expected
+        assert one.ask() == expected[:2]
         raising.remove(spool)
-        assert one.ask() == expected
+        assert one.ask() == expected[:2]
         time.sleep(2.5)  # by now each process has seen it
-        assert one.ask() == expected
+        assert one.ask() == expected[:2]
     said = one.said()
     lost = raising.pids(raising.NO_ROOM, said)
     assert len(lost) == len(set(lost)) >= 4
     assert not raising.pids(raising.OFF, said)
     spool.mkdir()
     time.sleep(2.5)
-    assert one.ask() == expected
+    assert one.ask() == expected[:2]
     assert set(raising.pids(raising.ROOM_AGAIN, one.said())) == set(lost)
     assert list(spool.glob("*.kvt"))
 
