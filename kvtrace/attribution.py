@@ -10,7 +10,16 @@ from kvtrace.model import Attribution, Event, Hidden, Process, Request, Segment
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
-VERDICTS = (COMPLETE, INCOMPLETE, ABORTED, EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF)
+VERDICTS: Mapping[str, str] = {
+    COMPLETE: "every rank's every transfer was seen complete",
+    INCOMPLETE: "records that the hand-off must have left are missing",
+    ABORTED: "the request was aborted before its answer was whole",
+    EXPIRED: "P gave the blocks up before they were handed over",
+    FAILED: "the request or its hand-off failed",
+    RECOMPUTED: "D computed prompt tokens itself instead of using the hand-off",
+    NO_HANDOFF: "no KV was handed over for this request",
+}
+"""What became of a hand-off, each with the sentence that says so."""
 
 
 def surroundings(
@@ -207,4 +216,4 @@ def _payload(request: Request, from_stages: tuple[stages.Stage, ...]) -> int:
     return 0
 
 
-__all__ = ["VERDICTS", "Process", "attribute", "surroundings"]
+__all__ = ["VERDICTS", "attribute", "surroundings"]

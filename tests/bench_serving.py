@@ -24,10 +24,10 @@ import numpy as np
 
 from kvtrace.lab import stack, workload
 
-CONCURRENCY = 2
-REQUESTS_A_BLOCK = 16
-INPUT_LEN = 600
-OUTPUT_LEN = 16
+CONCURRENCY = 1
+REQUESTS_A_BLOCK = 12
+INPUT_LEN = 200
+OUTPUT_LEN = 8
 WIDTH_MAX = 0.03
 FIGURES = ("ttft", "tpot", "throughput")
 

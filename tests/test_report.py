@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from kvtrace.attribution import VERDICTS
 from kvtrace.report import page, population, selection, sentences, style, tables, waterfall
 from kvtrace.stages import CAUSES, Class, Where
 from kvtrace.store import Store
@@ -226,12 +227,12 @@ def test_without_a_first_token_it_says_what_is_known_and_what_is_missing(tmp_pat
     assert "critical path" not in text_of(console)
 
 
-@pytest.mark.parametrize("verdict", [verdict for verdict in sentences.VERDICTS if verdict != "complete"])
+@pytest.mark.parametrize("verdict", [verdict for verdict in VERDICTS if verdict != "complete"])
 def test_a_verdict_that_is_not_complete_is_named_and_explained(verdict: str, tmp_path: Path) -> None:
     sample = Sample()
     sample.add("kvt-1", verdict=verdict)
 
-    assert f"Verdict {verdict}: {sentences.VERDICTS[verdict]}." in sentences.explanation(one(tmp_path, sample))
+    assert f"Verdict {verdict}: {VERDICTS[verdict]}." in sentences.explanation(one(tmp_path, sample))
 
 
 def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from kvtrace.attribution import VERDICTS
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
 
@@ -15,15 +16,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-VERDICTS: Mapping[str, str] = {
-    "complete": "every rank's every transfer was seen complete",
-    "incomplete": "records that the hand-off must have left are missing",
-    "aborted": "the request was aborted before its answer was whole",
-    "expired": "P gave the blocks up before they were handed over",
-    "failed": "the request or its hand-off failed",
-    "recomputed": "D computed prompt tokens itself instead of using the hand-off",
-    "no handoff": "no KV was handed over for this request",
-}
 SCOPES: Mapping[str, str] = {
     "client": "as the load generator saw it",
     "router": "as kvtrace's router saw it",

@@ -6,6 +6,7 @@ Requests go through real engines one at a time, delayed and plain interleaved; m
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,11 +16,13 @@ from tests.engine.deployment import Answer
 from tests.engine.faults import Settings
 from tests.engine.growth import Growth
 
-pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(1200)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
 ROUNDS = 31
+BATCHES = 3
+"""At most so many times the rounds."""
 PLAINS_PER_ROUND = 4
 PROMPT_TOKENS = 32
 """Few, since what engines compute on two cores scatters in proportion."""
@@ -67,8 +70,8 @@ PUSH = (
     Delay("worker returns P's token", {("prefill", "worker.replies_tokens"): DELAY_MS}, "prefill.sample"),
     Delay("P's core takes the request in", {("prefill", "core.takes_in"): DELAY_MS}, "prefill.frontend"),
     Delay("D detokenises", {("decode", "frontend.detokenises"): DELAY_MS}, "decode.frontend"),
-    Delay("plain, long", {_FORWARD: LONG_MS}, against=""),
-    Delay("registration in time", {_FORWARD: LONG_MS, _REGISTRATION: DELAY_MS}, "", "registration", "plain, long"),
+    Delay("plain, long", {_FORWARD: LONG_MS}, against="", times=2),
+    Delay("registration in time", {_FORWARD: LONG_MS, _REGISTRATION: DELAY_MS}, "", "registration", "plain, long", 2),
     Delay("plain, late", {_REGISTRATION: LATE_MS}, against="", times=3),
     Delay("registration late", {_REGISTRATION: LATE_MS + DELAY_MS}, LATE, against="plain, late", times=3),
     Delay("late in NIXL", {_REGISTRATION: LATE_MS, _BELOW: DELAY_MS}, LATE, against="plain, late", times=3),
@@ -105,21 +108,26 @@ class Measurements:
     """TTFT of the plain requests as the client saw it."""
     held_ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """By kind, how long the delays of a request really were."""
+    batches: Counter[str] = field(default_factory=Counter)
 
     def get(self, mode: str) -> dict[str, list[Answer]]:
         """Return the answers by kind, measured first if need be."""
         if mode not in self.answers:
-            deployment = self.deployments.get(mode)
-            seen: list[float] = []
-            for _ in range(ROUNDS):
-                for position, delay in enumerate(DELAYS[mode]):
-                    if position % (len(DELAYS[mode]) // PLAINS_PER_ROUND) == 0:
-                        seen.append(deployment.send("plain", prompt_tokens=PROMPT_TOKENS))
-                    for _ in range(delay.times):
-                        deployment.send(str(delay), delay.settings, PROMPT_TOKENS)
-            self.answers[mode], self.client_ms[mode] = deployment.answers(), seen
-            self.held_ms[mode] = dict(deployment.held_ms)
+            self.measure(mode)
         return self.answers[mode]
+
+    def measure(self, mode: str) -> None:
+        """Send one more batch of rounds; what was measured before stays in."""
+        deployment = self.deployments.get(mode)
+        seen = self.client_ms.setdefault(mode, [])
+        for _ in range(ROUNDS):
+            for position, delay in enumerate(DELAYS[mode]):
+                if position % (len(DELAYS[mode]) // PLAINS_PER_ROUND) == 0:
+                    seen.append(deployment.send("plain", prompt_tokens=PROMPT_TOKENS))
+                for _ in range(delay.times):
+                    deployment.send(str(delay), delay.settings, PROMPT_TOKENS)
+        self.batches[mode] += 1
+        self.answers[mode], self.held_ms[mode] = deployment.answers(), dict(deployment.held_ms)
 
 
 @pytest.fixture(scope="module")
@@ -140,30 +148,42 @@ def measurements(deployments: Deployments) -> Measurements:
 def test_delay_comes_back_where_it_was_put(measurements: Measurements, mode: str, delay: Delay) -> None:
     """The named cause grows by the delay, every other cause stays, and so does hidden work unless it is the one named.
 
+    Where one batch of rounds is too noisy to tell, more are added to it.
+    """
+    measurements.get(mode)
+    while (off := what_is_off(measurements, mode, delay)) and measurements.batches[mode] < BATCHES:
+        measurements.measure(mode)
+    assert not off
+
+
+def what_is_off(measurements: Measurements, mode: str, delay: Delay) -> dict[str, object]:
+    """Return by how much what grew otherwise than it should, by cause; empty if all is as it should be.
+
     The delay is what it really was: a thread that asks for 40 ms on a busy core sleeps longer.
     """
     answers, held_ms = measurements.get(mode), measurements.held_ms[mode]
     delayed, plain = answers[str(delay)], answers[slug(delay.against)]
-    assert len(delayed) == ROUNDS * delay.times
+    assert len(delayed) == ROUNDS * delay.times * measurements.batches[mode]
     assert len(plain) >= ROUNDS
     assert len(held_ms[str(delay)]) > 0.8 * len(delayed), "the delay did not happen"
     delay_ms = statistics.median(held_ms[str(delay)]) - statistics.median(held_ms.get(slug(delay.against), [0]))
     assert abs(delay_ms - DELAY_MS) < 2 * NOISE_MS
 
-    causes = {cause for answer in delayed + plain for cause in answer.causes_ms} | {delay.cause} - {""}
-    off = {}
-    for cause in causes:
+    off: dict[str, object] = {}
+    for cause in {cause for answer in delayed + plain for cause in answer.causes_ms} | ({delay.cause} - {""}):
         growth = Growth.of(delayed, plain, lambda answer, cause=cause: answer.causes_ms.get(cause, 0.0))
         expected_ms = delay_ms if cause == delay.cause else 0.0
         is_near = Growth.is_near if expected_ms and delay.times == 1 else Growth.may_be_near
         if not is_near(growth, expected_ms, NOISE_MS):
             off[cause] = growth
-    assert not off, f"delayed by {delay_ms:.1f} ms, and these causes grew: {off}"
     if delay.hidden:
         hidden = Growth.of(delayed, plain, lambda answer: answer.hidden_ms.get(delay.hidden, 0.0))
         slack = Growth.of(delayed, plain, lambda answer: -answer.slack_ms.get(delay.hidden, 0.0))
-        assert hidden.is_near(delay_ms, NOISE_MS), hidden
-        assert slack.may_be_near(delay_ms, NOISE_MS), slack
+        if not hidden.is_near(delay_ms, NOISE_MS):
+            off[f"hidden {delay.hidden}"] = hidden
+        if not slack.may_be_near(delay_ms, NOISE_MS):
+            off[f"slack of {delay.hidden}"] = slack
+    return off and {"delayed by, ms": round(delay_ms, 1)} | off
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvtrace.attribution import VERDICTS
 from kvtrace.lab import workload
 from kvtrace.store import Store
 from tests.engine import programs
@@ -25,7 +26,6 @@ BEFORE = LOAD | {"requests": 5, "seed": 22}
 """What is served whole before something is killed, on however slow a machine."""
 KILL_AFTER_S = 1.5
 LOAD_TIMEOUT_S = 150
-VERDICTS = {"complete", "incomplete", "aborted", "expired", "failed", "recomputed", "no handoff"}
 # Once for each request, on whichever side the mode has it.
 ONCE = (
     "router.received", "router.decided", "router.first_token", "router.done",
@@ -81,14 +81,16 @@ def assert_first_tokens_are_known(result: workload.Result, found: dict[str, dict
 def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: Deployment, tmp_path: Path) -> None:
     """Killed amid the load, started again after a pause: each event is in the store once."""
     store = tmp_path / "run.duckdb"
-    with load_on(deployment.lab.url) as load:
+    with ThreadPoolExecutor(1) as pool:
         with programs.following(store, deployment.spool) as recorder:
+            workload.run(deployment.lab.url, **BEFORE)
             programs.wait_until(lambda: holds_a_request(store), what="a snapshot holds a request")
+            load = pool.submit(workload.run, deployment.lab.url, **LOAD)
+            time.sleep(KILL_AFTER_S)
             recorder.kill()
             recorder.wait()
             killed_ns = time.time_ns()
         assert programs.explained(store)  # what was published stays readable
-        time.sleep(0.5)
         with programs.following(store, deployment.spool):
             result = load.result(timeout=LOAD_TIMEOUT_S)
 
