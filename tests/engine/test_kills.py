@@ -79,7 +79,7 @@ def assert_first_tokens_are_known(result: workload.Result, found: dict[str, dict
 
 @pytest.mark.parametrize("mode", ["push"])
 def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: Deployment, tmp_path: Path) -> None:
-    """Killed amid the load, started again after a pause: each event is in the store once."""
+    """Killed amid the load and started again: each event is in the store once."""
     store = tmp_path / "run.duckdb"
     with ThreadPoolExecutor(1) as pool:
         with programs.following(store, deployment.spool) as recorder:
