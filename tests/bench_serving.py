@@ -1,11 +1,15 @@
 """What tracing costs serving: instrumented against stock connectors, both deployments up, alternating blocks.
 
-    python -m tests.bench_serving [--mode push pull] [--minutes 8] [--json FILE]
+    python -m tests.bench_serving [--mode push pull] [--minutes 10] [--sittings 2] [--json FILE]
 
-A block is a few requests in flight at a constant concurrency; blocks alternate in the order A B B A, so that drift
-of the machine falls on both. A pair's figure is the ratio instrumented / stock of neighbouring blocks; the interval is
-the 95 % bootstrap interval of the mean log ratio over pairs. It ends when every interval is within +- 3 %, or when
-the time is up.
+A block is a dozen requests, one after another, the same ones on both sides; blocks alternate in the order A B B A, so
+that drift of the machine falls on both. A pair's figure is the ratio instrumented / stock of neighbouring blocks; the
+interval is the 95 % bootstrap interval of the mean log ratio over pairs.
+
+Two idle deployments are not idle: NIXL's progress threads poll. So the one that is not asked is frozen (SIGSTOP), and
+each block begins with requests that do not count. Sittings start both anew, in the other order, since the place that
+a deployment got on the machine stays its own: a difference that changes its sign with the order is the machine's.
+A sitting ends when its share of the time is up.
 """
 
 from __future__ import annotations
@@ -13,34 +17,65 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvtrace.lab import stack, workload
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 CONCURRENCY = 1
 REQUESTS_A_BLOCK = 12
 INPUT_LEN = 200
-OUTPUT_LEN = 8
-WIDTH_MAX = 0.03
+OUTPUT_LEN = 16
+WARM_UP = 2
 FIGURES = ("ttft", "tpot", "throughput")
 
 
-def block(lab: stack.Lab, seed: int) -> dict[str, float]:
-    """Run one block and return its median TTFT and TPOT in ns and its throughput in requests/s."""
+def signal_all(lab: stack.Lab, number: signal.Signals) -> None:
+    """Send a signal to every process of a deployment; each of its programs leads a process group."""
+    for server in (*lab.engines, *((lab.router,) if lab.router else ())):
+        os.killpg(server.pid, number)
+
+
+@contextmanager
+def awake(lab: stack.Lab) -> Iterator[None]:
+    """Let a frozen deployment run inside the block."""
+    signal_all(lab, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        signal_all(lab, signal.SIGSTOP)
+
+
+def ask(lab: stack.Lab, requests: int, seed: int) -> workload.Result:
+    """Ask a deployment, one request after the other; end the bench where a request fails."""
     result = workload.run(
-        lab.url, quiet=True, requests=REQUESTS_A_BLOCK, rate_qps=math.inf, concurrency=CONCURRENCY,
+        lab.url, quiet=True, requests=requests, rate_qps=math.inf, concurrency=CONCURRENCY,
         input_len=INPUT_LEN, output_len=OUTPUT_LEN, seed=seed,
     )  # fmt: skip
     failed = [record.error for record in result.records if record.error]
     if failed:
         raise SystemExit(f"a request failed: {failed[0]}")
+    return result
+
+
+def block(lab: stack.Lab, seed: int) -> dict[str, float]:
+    """Run one block and return its median TTFT and TPOT in ns and its throughput in requests/s."""
+    with awake(lab):
+        ask(lab, WARM_UP, seed + 100_000)
+        result = ask(lab, REQUESTS_A_BLOCK, seed)
     return {
         "ttft": statistics.median(record.ttft_ns for record in result.completed if record.ttft_ns is not None),
         "tpot": statistics.median(record.tpot_ns for record in result.completed if record.tpot_ns is not None),
@@ -56,32 +91,42 @@ def interval(log_ratios: list[float], seed: int = 0) -> tuple[float, float, floa
     return math.expm1(values.mean()), math.expm1(low), math.expm1(high)
 
 
-def measure(mode: str, minutes: float) -> dict[str, object]:
-    """Return the relative differences of one mode with their intervals."""
-    spool = Path(tempfile.mkdtemp(prefix="kvtrace-bench-"))
-    pairs: list[dict[str, float]] = []
-    try:
-        with (
-            stack.Lab(mode, instrumented=False, quiet=True) as stock,
-            stack.Lab(mode, instrumented=True, spool=spool, quiet=True) as traced,
-        ):
-            for warm in range(2):
-                block(stock, 900 + warm), block(traced, 900 + warm)
-            deadline_s = time.monotonic() + minutes * 60
-            while time.monotonic() < deadline_s:
-                pairs.append(_pair(stock, traced, len(pairs)))
-                if len(pairs) >= 12 and all(_narrow(pairs, figure) for figure in FIGURES):
-                    break
-        written = sum(path.stat().st_size for path in spool.iterdir())
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
+def measure(mode: str, minutes: float, sittings: int) -> dict[str, object]:
+    """Return the relative differences of one mode with their intervals, of all sittings and of each."""
+    by_sitting = [sit(mode, minutes * 60 / sittings, traced_first=number % 2 == 1) for number in range(sittings)]
+    pairs = [pair for sitting in by_sitting for pair in sitting]
     return {
         "mode": mode,
         "pairs": len(pairs),
         "requests_a_side": len(pairs) * REQUESTS_A_BLOCK,
-        "spool_bytes": written,
         **{figure: interval([pair[figure] for pair in pairs]) for figure in FIGURES},
+        "sittings": [
+            {figure: interval([pair[figure] for pair in sitting]) for figure in FIGURES} for sitting in by_sitting
+        ],
     }
+
+
+def sit(mode: str, seconds: float, *, traced_first: bool) -> list[dict[str, float]]:
+    """Start both deployments in the order asked for and return the log ratios of each pair of blocks."""
+    spool = Path(tempfile.mkdtemp(prefix="kvtrace-bench-"))
+    stock = stack.Lab(mode, instrumented=False, quiet=True)
+    traced = stack.Lab(mode, instrumented=True, spool=spool, quiet=True)
+    pairs: list[dict[str, float]] = []
+    try:
+        with ExitStack() as running:
+            for lab in (traced, stock) if traced_first else (stock, traced):
+                running.enter_context(lab)
+                running.callback(signal_all, lab, signal.SIGCONT)
+                signal_all(lab, signal.SIGSTOP)
+            _pair(stock, traced, 900)  # first contact of the engines
+            until_s = time.monotonic() + seconds
+            while time.monotonic() < until_s or len(pairs) < 2:
+                pairs.append(_pair(stock, traced, len(pairs)))
+        if not any(path.stat().st_size for path in spool.iterdir()):
+            raise SystemExit(f"{mode}: the instrumented deployment wrote nothing")
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+    return pairs
 
 
 def _pair(stock: stack.Lab, traced: stack.Lab, number: int) -> dict[str, float]:
@@ -90,26 +135,29 @@ def _pair(stock: stack.Lab, traced: stack.Lab, number: int) -> dict[str, float]:
     return {figure: math.log(found[id(traced)][figure] / found[id(stock)][figure]) for figure in FIGURES}
 
 
-def _narrow(pairs: list[dict[str, float]], figure: str) -> bool:
-    _, low, high = interval([pair[figure] for pair in pairs])
-    return (high - low) / 2 <= WIDTH_MAX
+def describe(figure: tuple[float, float, float]) -> str:
+    """Return a relative difference with its interval in words."""
+    mean, low, high = figure
+    return f"{mean:+7.2%}  95 % interval {low:+.2%} .. {high:+.2%}"
 
 
 def main() -> None:
     """Measure the asked modes and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", nargs="+", choices=("push", "pull"), default=["push", "pull"])
-    parser.add_argument("--minutes", type=float, default=8.0, help="longest time a mode is measured")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time that a mode is measured")
+    parser.add_argument("--sittings", type=int, default=2, help="how often both deployments are started")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     figures = []
     for mode in arguments.mode:
-        figure = measure(mode, arguments.minutes)
+        figure = measure(mode, arguments.minutes, arguments.sittings)
         figures.append(figure)
         print(f"{mode}: instrumented against stock, {figure['requests_a_side']} requests a side")  # noqa: T201
         for name in FIGURES:
-            mean, low, high = figure[name]  # type: ignore[misc]
-            print(f"  {name:<11}{mean:+7.2%}  95 % interval {low:+.2%} .. {high:+.2%}")  # noqa: T201
+            print(f"  {name:<11}{describe(figure[name])}")  # type: ignore[arg-type]  # noqa: T201
+            for number, sitting in enumerate(figure["sittings"], 1):  # type: ignore[arg-type, var-annotated]
+                print(f"    sitting {number} {describe(sitting[name])}")  # noqa: T201
         sys.stdout.flush()
     if arguments.json:
         arguments.json.write_text(json.dumps({"serving": figures}, indent=2) + "\n")
