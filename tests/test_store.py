@@ -269,6 +269,8 @@ def test_a_failed_publication_leaves_the_last_one_and_nothing_else(path: Path, m
 
 def test_readers_see_only_whole_snapshots(path: Path) -> None:
     """Each transaction adds ten rows of one request; no reader may ever see a part of them, or fewer than before."""
+    with Store.open(working_path(path), "write") as store:
+        store.publish(path)
     reader = subprocess.Popen(
         [sys.executable, "-c", """
 import sys, time
@@ -285,7 +287,6 @@ print(seen, last)
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with Store.open(working_path(path), "write") as store:
-        store.publish(path)
         number = 0
         while reader.poll() is None:
             with store.transaction():
