@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
+from kvtrace import stages
 from kvtrace.model import Awake, Event, Process, Request, Transfer
 
 
@@ -25,8 +26,8 @@ def least_message_ns(
     """
     least: dict[tuple[str, str], int] = {}
     for request in requests:
-        sent = request.events.get("decode.registration_sent")
-        received = request.events.get("registration.received")
+        sent = request.events.get(stages.REGISTRATION_SENT.name)
+        received = request.events.get(stages.REGISTRATION_RECEIVED.name)
         if not sent or not received or _slept_through(sent[-1].t_ns, received[-1], senders or {}):
             continue
         taken_ns = max(0, received[-1].t_ns - sent[-1].t_ns)

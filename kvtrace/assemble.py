@@ -6,24 +6,24 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from kvtrace import stages
 from kvtrace.model import Event, Process, Request, Transfer
 
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _INDEX_SUFFIX = re.compile(r"-(\d+)$")
 _PREFIX = re.compile(r"^(?:cmpl|chatcmpl|resp|embd|score|rerank|pool|classify)-")
 _ROUTER = "router."
-_HTTP = ("prefill.http_", "decode.http_", "decode.first_token_out")
+_HTTP = ("prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
 _TRANSFER_STAGES = frozenset(
     (
-        "transfer.prepared",
-        "transfer.post_started",
-        "transfer.post_ended",
-        "transfer.done",
-        "transfer.failed",
-        "transfer.probed",
+        stages.PREPARED.name,
+        stages.POST_STARTED.name,
+        stages.POST_ENDED.name,
+        stages.TRANSFER_DONE.name,
+        stages.TRANSFER_FAILED.name,
+        stages.PROBED.name,
     )
 )
-_DECODE_ID_STAGES = frozenset(("registration.received", "transfer.notified"))
 
 
 def base_ids(engine_request: str) -> list[str]:
@@ -100,7 +100,7 @@ def _split(
         if event.stage.startswith(_ROUTER) or event.stage.startswith(_HTTP):
             fronts[event.request].append(event)
             continue
-        if event.stage in ("registration.received", "notification.orphaned"):
+        if event.stage in (stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name):
             loose.append(event)
             continue
         side = event.stage.partition(".")[0]
@@ -118,18 +118,18 @@ def _split(
 
 
 def _side_by_transfer(events: list[Event]) -> str:
-    stages = {event.stage for event in events}
-    return "prefill" if stages & {"sender.picked", "transfer.matched"} else "decode"
+    seen = {event.stage for event in events}
+    return "prefill" if seen & {stages.SENDER_PICKED.name, stages.MATCHED.name} else "decode"
 
 
 def _links(events: list[Event]) -> dict[str, tuple[str, str]]:
     """Return decode-side id -> (prefill-side id, method), from what the engines themselves said."""
     links: dict[str, tuple[str, str]] = {}
     for event in events:
-        if event.stage == "decode.enqueued" and event.ref:
+        if event.stage == stages.DECODE_ENQUEUED.name and event.ref:
             links.setdefault(event.request, (event.ref, "remote_request_id"))
     for event in events:
-        if event.stage == "transfer.matched" and event.ref:
+        if event.stage == stages.MATCHED.name and event.ref:
             links[event.ref] = (event.request, "matched")
     return links
 
@@ -168,7 +168,7 @@ def _join(
             _fill(request, _nth_exchange(exchanges[side], position))
         request.prefill_engine = _engine(prefill_leg, processes)
         request.decode_engine = _engine(decode_leg, processes)
-        received = request.events.get("router.received")
+        received = request.events.get(stages.ROUTER_RECEIVED.name)
         if received:
             request.client_request_id = received[0].ref
             request.attempt = received[0].a
@@ -214,18 +214,23 @@ def _engine(leg: _Leg | None, processes: Mapping[int, Process]) -> str:
 
 def _mode(request: Request, prefill: _Leg | None, decode: _Leg | None) -> str:
     seen = request.events
-    decided = seen.get("router.decided")
+    decided = seen.get(stages.ROUTER_DECIDED.name)
     if any(
         stage in seen
-        for stage in ("transfer.matched", "decode.registration_sent", "decode.registration_queued", "sender.picked")
+        for stage in (
+            stages.MATCHED.name,
+            stages.REGISTRATION_SENT.name,
+            stages.REGISTRATION_QUEUED.name,
+            stages.SENDER_PICKED.name,
+        )
     ):
         return "push"
-    if "decode.load_started" in seen:
+    if stages.LOAD_STARTED.name in seen:
         return "pull"
     if decided and decided[0].ref in ("push", "pull"):
         return decided[0].ref
     if decode is not None and prefill is None:
-        enqueued = seen.get("decode.enqueued")
+        enqueued = seen.get(stages.DECODE_ENQUEUED.name)
         return "local" if enqueued and not enqueued[0].c else "unknown"
     return "unknown"
 
@@ -234,11 +239,16 @@ def _attach_remote(requests: list[Request], loose: list[Event]) -> None:
     """Give each request the events that carry the other side's id: P's receipt of D's registration, orphans."""
     by_decode_id: dict[str, Request] = {}
     for request in requests:
-        for stage in ("decode.enqueued", "decode.allocated", "transfer.notified", "decode.registration_sent"):
+        for stage in (
+            stages.DECODE_ENQUEUED.name,
+            stages.DECODE_ALLOCATED.name,
+            stages.NOTIFIED.name,
+            stages.REGISTRATION_SENT.name,
+        ):
             for event in request.events.get(stage, ()):
                 by_decode_id.setdefault(event.request, request)
     for request in requests:
-        for event in request.events.get("transfer.matched", ()):
+        for event in request.events.get(stages.MATCHED.name, ()):
             by_decode_id.setdefault(event.ref, request)
     for event in loose:
         owner = by_decode_id.get(event.request)
@@ -252,7 +262,7 @@ def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Trans
         for event in request.events.get(stage, ()):
             transfer = found.setdefault((event.process, event.a), Transfer(event.process, event.a))
             _note(transfer, stage, event, processes)
-    notified = request.events.get("transfer.notified", ())
+    notified = request.events.get(stages.NOTIFIED.name, ())
     for transfer in found.values():
         if request.mode == "push" and notified:
             transfer.notified_ns = max(event.t_ns for event in notified)
@@ -261,20 +271,20 @@ def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Trans
 
 def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, Process]) -> None:
     offset_ns = processes[event.process].offset_ns if event.process in processes else 0
-    if stage == "transfer.prepared":
+    if stage == stages.PREPARED.name:
         transfer.prepared_ns, transfer.descriptors = event.t_ns, event.b
         transfer.rank, transfer.remote_request = event.c, event.ref
-    elif stage == "transfer.post_started":
+    elif stage == stages.POST_STARTED.name:
         transfer.post_started_ns = event.t_ns
-    elif stage == "transfer.post_ended":
+    elif stage == stages.POST_ENDED.name:
         transfer.post_ended_ns, transfer.moved_bytes = event.t_ns, event.b
         transfer.descriptors, transfer.done_at_post = event.c, event.d == 1
-    elif stage == "transfer.failed":
+    elif stage == stages.TRANSFER_FAILED.name:
         transfer.failed = True
     else:
         if event.b:
             transfer.last_pending_ns = max(transfer.last_pending_ns, event.b + offset_ns)
-        if stage == "transfer.done":
+        if stage == stages.TRANSFER_DONE.name:
             transfer.done_ns = event.t_ns
         else:
             transfer.probed_ns = event.t_ns
