@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attribution, stages
+from kvtrace import assemble, attribution, schema, stages
 from kvtrace.model import Attribution, Event, Process
 from kvtrace.store import Store
 
@@ -26,7 +27,7 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     if since_ns is None:
         events = load_events(store)
         requests = assemble.assemble(events, processes)
-        for table in ("request", "segment", "hidden"):
+        for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
         events = _load_recent(store, since_ns)
@@ -107,7 +108,13 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> Non
         ),
     )
     store.append("segment", pa.Table.from_pylist(list(_segment_rows(keyed)), schema=store.arrow_schema("segment")))
-    store.append("hidden", pa.Table.from_pylist(list(_hidden_rows(keyed)), schema=store.arrow_schema("hidden")))
+    for table, rows in (
+        ("hidden", _hidden_rows(keyed)),
+        ("pace", _pace_rows(keyed)),
+        ("pace_part", _pace_part_rows(keyed)),
+        ("blame", _blame_rows(keyed)),
+    ):
+        store.append(table, pa.Table.from_pylist(list(rows), schema=store.arrow_schema(table)))
 
 
 def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
@@ -134,6 +141,7 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "moved_bytes": sum(transfer.moved_bytes for transfer in request.transfers),
         "descriptors": sum(transfer.descriptors for transfer in request.transfers),
         "transfers": len(request.transfers),
+        **answer.blocks._asdict(),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
         "note": answer.note,
     }
@@ -182,3 +190,35 @@ def _hidden_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any
                 "duration_ns": hidden.duration_ns,
                 "slack_ns": hidden.slack_ns,
             }
+
+
+def _pace_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:
+    for key, answer in keyed:
+        if (pace := answer.pace) is not None:
+            yield {
+                "request_key": key,
+                "start_ns": pace.start_ns,
+                "end_ns": pace.end_ns,
+                "tokens": pace.tokens,
+                "steps": len(pace.itl_ns),
+                "tpot_ns": pace.tpot_ns,
+                "itl_p50_ns": int(statistics.median(pace.itl_ns)) if pace.itl_ns else None,
+                "itl_max_ns": max(pace.itl_ns, default=None),
+                "extension_ns": pace.extension_ns,
+                "occupancy_ns": pace.occupancy_ns,
+            }
+
+
+def _pace_part_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:
+    for key, answer in keyed:
+        if answer.pace is not None:
+            for name, duration_ns in answer.pace.parts_ns.items():
+                kind = stages.CAUSE_BY_NAME[name].kind.value
+                yield {"request_key": key, "cause": name, "class": kind, "duration_ns": duration_ns}
+
+
+def _blame_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:
+    for key, answer in keyed:
+        if answer.pace is not None:
+            for name, spent_ns in answer.pace.blame_ns.items():
+                yield {"request_key": key, "blamed_request_id": name, "extension_ns": spent_ns}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import align, critical_path, evidence, stages
+from kvtrace import align, critical_path, evidence, pace, stages
 from kvtrace.graph import Graph, Surroundings, build
-from kvtrace.model import Attribution, Event, Hidden, Process, Request, Segment
+from kvtrace.model import Attribution, Blocks, Event, Hidden, Process, Request, Segment
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
@@ -34,6 +34,7 @@ def surroundings(
         timelines=timelines,
         least_message_ns=align.least_message_ns(requests, senders),
         fastest_ns=align.fastest_ns(requests),
+        posted=pace.posts(requests, processes),
     )
 
 
@@ -64,6 +65,8 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         registration_late_ns=_registration_late_ns(graph),
         prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED)),
         output_tokens=_payload(request, (stages.DECODE_FINISHED,)),
+        blocks=_blocks(request),
+        pace=pace.pace(request, graph, around),
     )
 
 
@@ -134,17 +137,11 @@ def _verdict(request: Request, has_token: bool, around: Surroundings) -> tuple[s
     seen = request.events
     if has_token:
         return _verdict_of_answer(request, around)
-    cancelled = (
-        stages.ROUTER_CANCELLED,
-        stages.DECODE_ABORTED,
-        stages.PREFILL_ABORTED,
-        stages.DECODE_HTTP_DISCONNECTED,
-    )
     if stages.ROUTER_FAILED.name in seen:
         return FAILED, f"the router gave up: {seen[stages.ROUTER_FAILED.name][0].ref}"
     if stages.LEASE_EXPIRED.name in seen:
         return EXPIRED, "P's lease ended before the blocks were handed over"
-    if any(stage.name in seen for stage in cancelled):
+    if any(stage.name in seen for stage in _ENDS_EARLY):
         return ABORTED, "the request was aborted before its first token"
     if stages.LOAD_FAILED.name in seen or stages.TRANSFER_FAILED.name in seen:
         return FAILED, "the hand-off failed"
@@ -206,6 +203,41 @@ def _end_ns(request: Request) -> int:
         if events:
             return events[-1].t_ns
     return max((event.t_ns for events in request.events.values() for event in events), default=0)
+
+
+_ENDS_EARLY = (
+    stages.ROUTER_CANCELLED,
+    stages.DECODE_ABORTED,
+    stages.PREFILL_ABORTED,
+    stages.DECODE_HTTP_DISCONNECTED,
+)
+
+
+def _blocks(request: Request) -> Blocks:
+    """Return what the hand-off kept occupied on either side."""
+    seen = request.events
+
+    def first_ns(stage: stages.Stage) -> int | None:
+        return min((event.t_ns for event in seen.get(stage.name, ())), default=None)
+
+    reserved = [event for event in seen.get(stages.DECODE_ALLOCATED.name, ()) if event.b]
+    ready_ns = first_ns(stages.READY) or first_ns(stages.DECODE_ABORTED)
+    kept = [event for event in seen.get(stages.PREFILL_FINISHED.name, ()) if event.b]
+    let_go = [
+        event.t_ns
+        for stage in (stages.PREFILL_RELEASED, stages.LEASE_EXPIRED)
+        for event in seen.get(stage.name, ())
+        if kept and event.t_ns >= kept[0].t_ns
+    ]
+    over = [t_ns for stage in _ENDS_EARLY if (t_ns := first_ns(stage)) is not None]
+    held_ns = min(let_go) - kept[0].t_ns if let_go else None
+    return Blocks(
+        reserved_blocks=reserved[0].a if reserved else 0,
+        reserved_ns=max(0, ready_ns - reserved[0].t_ns) if reserved and ready_ns is not None else None,
+        held_blocks=kept[0].a if kept else 0,
+        held_ns=held_ns,
+        held_after_end_ns=max(0, min(let_go) - max(min(over), kept[0].t_ns)) if let_go and over else None,
+    )
 
 
 def _payload(request: Request, from_stages: tuple[stages.Stage, ...]) -> int:

@@ -184,11 +184,11 @@ def divide_engine_wait(start_ns: int, end_ns: int, timeline: Timeline, side: str
             else (capacity, "blocks that no computing request holds")
         )
         begin_ns = max(at_ns, step.scheduled_ns)
-        parts.extend(_turn(at_ns, begin_ns, turn_ns, cause if passed_over else boundary))
+        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause if passed_over else boundary))
         parts.append(Part(begin_ns, stop_ns, cause, reason))
         at_ns, passed_over = stop_ns, True
         turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(_turn(at_ns, end_ns, turn_ns, (queue if parts and parts[-1].cause == queue else boundary)))
+    parts.extend(divide_turn(at_ns, end_ns, turn_ns, (queue if parts and parts[-1].cause == queue else boundary)))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
@@ -201,15 +201,15 @@ def divide_ride(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> l
         begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
         if stop_ns <= at_ns:
             continue
-        parts.extend(_turn(at_ns, begin_ns, turn_ns, cause))
+        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause))
         parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}"))
         at_ns = stop_ns
         turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(_turn(at_ns, end_ns, turn_ns, cause))
+    parts.extend(divide_turn(at_ns, end_ns, turn_ns, cause))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
-def _turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
+def divide_turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
     """Charge a pause between steps to `cause` for as long as the scheduler's own turn may take, the rest to nothing."""
     known_ns = min(end_ns, start_ns + turn_ns)
     return [
@@ -271,10 +271,10 @@ def _others(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[
         if stop_ns <= at_ns:
             continue
         begin_ns = max(at_ns, step.scheduled_ns)
-        parts.extend(_turn(at_ns, begin_ns, TURN_NS, cause))
+        parts.extend(divide_turn(at_ns, begin_ns, TURN_NS, cause))
         parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}, which works on others"))
         at_ns = stop_ns
-    parts.extend(_turn(at_ns, end_ns, TURN_NS, cause))
+    parts.extend(divide_turn(at_ns, end_ns, TURN_NS, cause))
     return parts
 
 

@@ -6,23 +6,24 @@ Stamped points are reduced to the one that counts; derived points come from step
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtrace import align, stages
 from kvtrace.evidence import Timeline
-from kvtrace.model import Event, Point, Process, Request, Step, Transfer
+from kvtrace.model import Event, Point, Posted, Process, Request, Step, Transfer
 
 _EMPTY = Timeline()
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a walk needs beside the request: processes, engines' timelines, the pairs' least and fastest times."""
+    """What a walk needs beside the request: processes, engines' timelines and posts, pairs' least and fastest times."""
 
     processes: Mapping[int, Process]
     timelines: Mapping[str, Timeline]
     least_message_ns: Mapping[tuple[str, str], int]
     fastest_ns: Mapping[tuple[str, str, int], int]
+    posted: Mapping[str, list[Posted]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,53 @@ class Hidden:
     slack_ns: int
 
 
+class Posted(NamedTuple):
+    """One call that posted a transfer: when, in unix ns, and for which request."""
+
+    start_ns: int
+    end_ns: int
+    request_id: str
+
+
+@dataclass(slots=True)
+class Pace:
+    """How the tokens after the first came. Times in ns; `parts_ns` maps causes to times that sum to end minus start.
+
+    `itl_ns` are the times between the steps that made tokens: one a step, also where a step makes several tokens.
+    `extension_ns` is by how much connector work on the forward thread made these steps longer, `occupancy_ns` how long
+    it took there. `blame_ns` gives, by request, the part of the extension in which that request's transfers were
+    posted; it may be the request itself, and what is left is the connector's other work.
+    """
+
+    start_ns: int
+    end_ns: int
+    tokens: int = 0
+    parts_ns: dict[str, int] = field(default_factory=dict)
+    itl_ns: list[int] = field(default_factory=list)
+    extension_ns: int = 0
+    occupancy_ns: int = 0
+    blame_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tpot_ns(self) -> int | None:
+        """Return the mean time per token after the first, in ns; None where there was no such token."""
+        return (self.end_ns - self.start_ns) // self.tokens if self.tokens else None
+
+
+class Blocks(NamedTuple):
+    """What a hand-off kept occupied, and how long in ns; None where an end of that time was not seen.
+
+    `reserved` is D's, from their allocation until the KV was there; `held` is P's, from its finishing until it let go,
+    and `held_after_end_ns` the part of it after the request was aborted.
+    """
+
+    reserved_blocks: int = 0
+    reserved_ns: int | None = None
+    held_blocks: int = 0
+    held_ns: int | None = None
+    held_after_end_ns: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen."""
@@ -141,6 +188,8 @@ class Attribution:
     registration_late_ns: int | None
     prompt_tokens: int
     output_tokens: int
+    blocks: Blocks = field(default_factory=Blocks)
+    pace: Pace | None = None
 
     @property
     def ttft_ns(self) -> int | None:

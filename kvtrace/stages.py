@@ -161,6 +161,11 @@ REGISTRATION = _cause("registration", Class.COORDINATION, Where.DECODE, "D's leg
 PREFILL_RETURN = _cause("prefill.return", Class.COORDINATION, Where.PREFILL, "P's reply travels while the hand-off is already under way.", "nothing, while it is hidden")
 SENDER_POLL = _cause("sender.poll", Class.COORDINATION, Where.PREFILL, "P learns that its write is done, which only frees P's blocks.", "nothing, while it is hidden")
 
+# Causes that only the pace of the tokens after the first has.
+DECODE_TURN = _cause("decode.turn", Class.COORDINATION, Where.DECODE, "Between two of its steps D's scheduler makes up the next one.", "asynchronous scheduling, fewer requests a step")
+DECODE_TOKEN = _cause("decode.token", Class.RUN, Where.DECODE, "A forward step on D makes the next tokens of the requests in it, and nothing else.", _MORE)
+DECODE_MIXED = _cause("decode.mixed", Class.RUN, Where.DECODE, "A forward step on D makes the next tokens and works on somebody's prompt too.", "smaller chunks, no local prefills on D")
+
 # Stages ----------------------------------------------------------------------------------------------
 
 _RANK = Field("a", "rank", "", "Tensor-parallel rank of the worker.")

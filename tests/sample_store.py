@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvtrace.schema import ANSWERS
 from kvtrace.store import Store
 
 MS = 1_000_000
@@ -48,6 +49,9 @@ class Sample:
     requests: list[dict[str, Any]] = field(default_factory=list)
     segments: list[dict[str, Any]] = field(default_factory=list)
     hidden: list[dict[str, Any]] = field(default_factory=list)
+    pace: list[dict[str, Any]] = field(default_factory=list)
+    pace_part: list[dict[str, Any]] = field(default_factory=list)
+    blame: list[dict[str, Any]] = field(default_factory=list)
 
     def add(
         self,
@@ -127,13 +131,31 @@ class Sample:
         }
         self.requests.append(row | values)
 
+    def add_pace(
+        self, request_id: str, parts: tuple[tuple[str, str, int], ...], itl_ms: tuple[int, ...], **blame_ms: int
+    ) -> None:
+        """Add the pace of the tokens after the first to a request: (cause, class, ms) parts, ms between tokens."""
+        key = next(row["request_key"] for row in self.requests if row["request_id"] == request_id)
+        whole_ms = sum(ms for _, _, ms in parts)
+        extension_ms = sum(ms for cause, _, ms in parts if cause == "step.connector")
+        self.pace.append({
+            "request_key": key, "start_ns": START_NS, "end_ns": START_NS + whole_ms * MS, "tokens": len(itl_ms),
+            "steps": len(itl_ms), "tpot_ns": whole_ms * MS // len(itl_ms),
+            "itl_p50_ns": sorted(itl_ms)[len(itl_ms) // 2] * MS, "itl_max_ns": max(itl_ms) * MS,
+            "extension_ns": extension_ms * MS, "occupancy_ns": 2 * extension_ms * MS,
+        })  # fmt: skip
+        for cause, kind, ms in parts:
+            self.pace_part.append({"request_key": key, "cause": cause, "class": kind, "duration_ns": ms * MS})
+        for name, ms in blame_ms.items():
+            self.blame.append({"request_key": key, "blamed_request_id": name, "extension_ns": ms * MS})
+
     def write(self, path: Path) -> Path:
         """Write a new store at `path` and return the path."""
         path.write_bytes(empty_store())
         with Store.open(path, "write") as store:
             store.remember(self.facts)
-            for table in ("request", "segment", "hidden"):
-                rows = getattr(self, f"{table}s" if table != "hidden" else table)
+            for table in ANSWERS:
+                rows = getattr(self, f"{table}s" if table in ("request", "segment") else table)
                 if rows:
                     store.append(table, pa.Table.from_pylist(rows, schema=store.arrow_schema(table)))
         return path

@@ -116,6 +116,45 @@ def test_causes(path: Path) -> None:
     assert all(row["remedy"] for row in rows)
 
 
+PARTS = (
+    ("decode.turn", "coordination", 5), ("step.connector", "coordination", 10), ("decode.token", "compute.run", 55),
+    ("decode.mixed", "compute.run", 20), ("unattributed", "unattributed", 10),
+)  # fmt: skip
+
+
+def write_paces(path: Path) -> None:
+    """Write three requests; r1's four tokens waited 7 ms for r2's transfers, 1 for its own, and r3's for r2's."""
+    sample = Sample()
+    for name in ("r1", "r2", "r3"):
+        sample.add(name, PATH, ())
+    sample.add_pace("r1", PARTS, (20, 20, 20, 40), r2=7, r1=1)
+    sample.add_pace("r3", PARTS[2:3], (55,), r2=2)
+    sample.write(path)
+
+
+def test_tpot(path: Path) -> None:
+    write_paces(path)
+
+    rows = ask(path, "tpot")
+
+    assert [(r["request_id"], r["tokens"], r["tpot_ms"], r["itl_p50_ms"], r["itl_max_ms"]) for r in rows] == [
+        ("r3", 1, 55.0, 55.0, 55.0),
+        ("r1", 4, 25.0, 20.0, 40.0),
+    ]
+    paced = rows[1]
+    assert (paced["extension_ms"], paced["by_others_ms"], paced["occupancy_ms"]) == (10.0, 7.0, 20.0)
+    assert (paced["mixed_ms"], paced["unattributed_ms"]) == (20.0, 10.0)
+    assert ask(path, "tpot", mode="pull") == []
+
+
+def test_blamed(path: Path) -> None:
+    write_paces(path)
+
+    rows = ask(path, "blamed")
+
+    assert [(r["request_id"], r["victims"], r["extension_ms"], r["descriptors"]) for r in rows] == [("r2", 2, 9.0, 20)]
+
+
 def test_hidden_work(path: Path) -> None:
     write_requests(path)
 

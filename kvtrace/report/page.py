@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from kvtrace.report import sentences, tables
+from kvtrace.report import pace, sentences, tables
 from kvtrace.report.style import fitted, plural, printable, prose, size
 from kvtrace.report.waterfall import waterfall
 
@@ -45,6 +45,9 @@ def print_request(explained: Explained, saturated: bool, console: Console) -> No
         _print_lines(picture, console)
         console.print()
         console.print(tables.request_causes(explained, console))
+    if told := pace.explanation(explained):
+        console.print()
+        _say(told, console)
     advice = sentences.remedy(explained, saturated)
     if advice:
         console.print()
@@ -56,12 +59,26 @@ def print_population(summary: Row, facts: Mapping[str, str], name: str, console:
     _say(f"{printable(name)}: {plural(summary['requests'], 'request')}", console, style="bold")
     _say(_told(facts), console, style="dim")
     _say(sentences.load_sentence(summary["load"]), console)
+    _print_findings(summary["findings"], console)
     for group in summary["groups"]:
         console.print()
         _print_group(group, console)
+    _print_pace(summary["pace"], console)
     if any(group["with_first_token"] for group in summary["groups"]):
         console.print()
         _say(AROUND_NOTE, console, style="dim")
+
+
+def _print_findings(findings: list[Row], console: Console) -> None:
+    """Print what the run's numbers say, most time at stake first, each with where to look and what kind of remedy."""
+    for number, finding in enumerate(findings, 1):
+        console.print()
+        _say(f"{number}. {finding['sentence']} ({finding['grade']})", console)
+        examples = ", ".join(fitted(name, 44, console) for name in finding["examples"])
+        seen = f"   See: kvtrace sql RUN {finding['query']}" + (f"; requests {examples}" if examples else "")
+        _say(seen, console, style="dim")
+        if finding["remedy"]:
+            _say(f"   Supposed, not measured: {finding['kind']}; what usually helps: {finding['remedy']}.", console)
 
 
 def _print_group(group: Row, console: Console) -> None:
@@ -77,6 +94,18 @@ def _print_group(group: Row, console: Console) -> None:
     for block in [*blocks, tables.worst(group, console)]:
         console.print()
         console.print(block)
+
+
+def _print_pace(paces: Row, console: Console) -> None:
+    """Print how the tokens after the first came, and whose transfers cost other requests most."""
+    told = pace.population_sentences(paces)
+    if told:
+        console.print()
+    for sentence in told:
+        _say(sentence, console)
+    if paces["blamed"]:
+        console.print()
+        console.print(tables.blamed(paces["blamed"], console))
 
 
 def _say(text: str | None, console: Console, style: str = "") -> None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from kvtrace.findings import checks, gather
+from kvtrace.findings.model import SATURATED_BELOW
+from kvtrace.report import tpot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +35,6 @@ CLASSES: Mapping[str, str] = {
 }
 WORST_REQUESTS = 5
 LEAST_FOR_LOAD = 20
-# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
-SATURATED_BELOW = 0.95
 
 _VERDICTS_SQL = """
 SELECT scope, mode, verdict, count(*) AS requests, count(ttft_ns) AS timed
@@ -151,10 +154,13 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
             }
         )
     groups.sort(key=lambda group: (-group["with_first_token"], -group["requests"]))
+    kept_up = load(store, facts)
     return {
         "requests": sum(group["requests"] for group in groups),
         "groups": groups,
-        "load": load(store, facts),
+        "pace": tpot.summary(store),
+        "load": kept_up,
+        "findings": [asdict(finding) for finding in checks.findings(gather.gather(store, kept_up))],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,9 @@ class Explained:
     request: Row
     segments: list[Row]
     hidden: list[Row]
+    pace: Row | None = None
+    parts: list[Row] = field(default_factory=list)
+    blame: list[Row] = field(default_factory=list)
 
     def to_json(self) -> Row:
         """Return the request in the shape that `explain --json` promises; times and durations in ns."""
@@ -43,6 +46,16 @@ class Explained:
             **{name: request[name] for name in _DURATIONS},
             "segments": [{name: segment[name] for name in _SEGMENT_KEYS} for segment in self.segments],
             "hidden": [{name: work[name] for name in _HIDDEN_KEYS} for work in self.hidden],
+            "pace": self._pace_json(),
+        }
+
+    def _pace_json(self) -> Row | None:
+        if self.pace is None:
+            return None
+        return {
+            **{name: value for name, value in self.pace.items() if name != "request_key"},
+            "parts": [{name: part[name] for name in _PART_KEYS} for part in self.parts],
+            "blame": [{name: row[name] for name in _BLAME_KEYS} for row in self.blame],
         }
 
 
@@ -59,11 +72,22 @@ _DURATIONS = (
 )
 _SEGMENT_KEYS = ("class", "cause", "where", "waited_for", "start_ns", "end_ns")
 _HIDDEN_KEYS = ("cause", "class", "duration_ns", "slack_ns")
+_PART_KEYS = ("cause", "class", "duration_ns")
+_BLAME_KEYS = ("blamed_request_id", "extension_ns")
 
 _REQUESTS_SQL = "SELECT * FROM request WHERE list_contains($keys::BIGINT[], request_key)"
 _SEGMENTS_SQL = "SELECT * FROM segment WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, position"
 _HIDDEN_SQL = (
     "SELECT * FROM hidden WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, start_ns, cause"
+)
+_PACE_SQL = "SELECT * FROM pace WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key"
+_PARTS_SQL = (
+    "SELECT * FROM pace_part WHERE list_contains($keys::BIGINT[], request_key) "
+    "ORDER BY request_key, duration_ns DESC, cause"
+)
+_BLAME_SQL = (
+    "SELECT * FROM blame WHERE list_contains($keys::BIGINT[], request_key) "
+    "ORDER BY request_key, extension_ns DESC, blamed_request_id"
 )
 
 
@@ -119,9 +143,14 @@ def explained(store: Store, keys: Sequence[int]) -> Iterator[Explained]:
         batch = list(keys[first : first + BATCH_REQUESTS])
         requests = {row["request_key"]: row for row in store.rows(_REQUESTS_SQL, {"keys": batch})}
         segments = _by_request(store.rows(_SEGMENTS_SQL, {"keys": batch}))
-        hidden = _by_request(store.rows(_HIDDEN_SQL, {"keys": batch}))
+        hidden, parts, blame = (
+            _by_request(store.rows(sql, {"keys": batch})) for sql in (_HIDDEN_SQL, _PARTS_SQL, _BLAME_SQL)
+        )
+        paces = {row["request_key"]: row for row in store.rows(_PACE_SQL, {"keys": batch})}
         for key in batch:
-            yield Explained(requests[key], segments.get(key, []), hidden.get(key, []))
+            beside = (segments, hidden, parts, blame)
+            path, work, pace_parts, blamed = (found.get(key, []) for found in beside)
+            yield Explained(requests[key], path, work, paces.get(key), pace_parts, blamed)
 
 
 def _by_request(rows: list[Row]) -> dict[int, list[Row]]:

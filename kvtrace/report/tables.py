@@ -179,6 +179,19 @@ def _longest_wait(row: Row) -> str:
     return f"{row['longest_wait']} {milliseconds(row['longest_wait_ns'])} ms"
 
 
+def blamed(rows: list[Row], console: Console) -> Table:
+    """Return the requests whose transfers made other requests' steps longer, worst first."""
+    table = _table("cost others most", ("ms", "right"), ("requests", "right"), ("descriptors", "right"))
+    for row in rows:
+        table.add_row(
+            Text(fitted(row["request_id"], min(_ID_CELLS_MAX, console.width - 32), console)),
+            milliseconds(row["extension_ns"]),
+            f"{row['victims']:,}",
+            "-" if row["descriptors"] is None else f"{row['descriptors']:,}",
+        )
+    return table
+
+
 def attempts(rows: list[Row], client_request_id: str, console: Console) -> Table:
     """Return the requests that share one client id, so that each can be named by its own."""
     table = _table("request", ("attempt", "right"), "mode", "verdict", ("TTFT ms", "right"))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from kvtrace import stages
 from kvtrace.schema.shape import Column, Table, View, quoted, text
-from kvtrace.schema.tables import TABLE_BY_NAME, TABLES
+from kvtrace.schema.tables import ANSWERS, TABLE_BY_NAME, TABLES
 from kvtrace.schema.views import VIEWS
 
 __all__ = [
+    "ANSWERS",
     "FORMAT",
     "SCHEMA_VERSION",
     "TABLES",
@@ -25,10 +26,11 @@ __all__ = [
     "text",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever a table or a view changes its columns or their meaning.
 
 1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
+2  pace, pace_part, blame; the views tpot and blamed.
 """
 
 FORMAT = "kvtrace"

@@ -128,6 +128,11 @@ REQUEST = Table(
         ("moved_bytes", "BIGINT", "Bytes moved by its transfers."),
         ("descriptors", "BIGINT", "Descriptors of its transfers."),
         ("transfers", "INTEGER", "Transfers it took."),
+        ("reserved_blocks", "BIGINT", "Blocks reserved on D for KV that was to come."),
+        ("reserved_ns", "BIGINT", "How long they were reserved before the KV was there; NULL if unknown."),
+        ("held_blocks", "BIGINT", "Blocks that P kept for the hand-off."),
+        ("held_ns", "BIGINT", "How long P kept them after it had finished; NULL if it was not seen to let go."),
+        ("held_after_end_ns", "BIGINT", "The part of that after the request was aborted; NULL if it was not."),
         ("crosses_hosts", "BOOLEAN", "Some segment rests on two hosts' wall clocks."),
         ("note", "VARCHAR", "What else is to be said."),
     ),
@@ -163,5 +168,58 @@ HIDDEN = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (RUN, PROCESS, EVENT, LOSS, SPOOL_FILE, RECORDER, REQUEST, SEGMENT, HIDDEN)
+PACE = Table(
+    "pace",
+    "How the tokens after the first came, one row per request whose first and last token were seen.",
+    columns(
+        ("request_key", "BIGINT", "Request it belongs to."),
+        ("start_ns", "BIGINT", "D's scheduler took in the first token, unix ns."),
+        ("end_ns", "BIGINT", "D's scheduler took in the last token, unix ns."),
+        ("tokens", "BIGINT", "Tokens after the first."),
+        ("steps", "BIGINT", "Steps that made them."),
+        ("tpot_ns", "BIGINT", "Mean time per token after the first; NULL if there was none."),
+        ("itl_p50_ns", "BIGINT", "Median time between two steps that made tokens of it; NULL if there were none."),
+        ("itl_max_ns", "BIGINT", "The longest of those; NULL if there were none."),
+        ("extension_ns", "BIGINT", "By how much connector work on the forward thread made its steps longer."),
+        ("occupancy_ns", "BIGINT", "How long the connector took on the forward thread in its steps."),
+    ),
+)
+
+PACE_PART = Table(
+    "pace_part",
+    "What passed the time between the first and the last token: the parts sum to end_ns - start_ns of its pace.",
+    columns(
+        ("request_key", "BIGINT", "Request it belongs to."),
+        ("cause", "VARCHAR", "The finer name; the view `cause` says what it means."),
+        ("class", "VARCHAR", "Class it counts for."),
+        ("duration_ns", "BIGINT", "How long, over all its steps."),
+    ),
+)
+
+BLAME = Table(
+    "blame",
+    "Whose transfers were posted while a request's steps waited for the connector, request by request.",
+    columns(
+        ("request_key", "BIGINT", "Request whose steps became longer."),
+        ("blamed_request_id", "VARCHAR", "Request whose transfer was posted then; may be the same."),
+        ("extension_ns", "BIGINT", "By how much that made its steps longer."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (
+    RUN,
+    PROCESS,
+    EVENT,
+    LOSS,
+    SPOOL_FILE,
+    RECORDER,
+    REQUEST,
+    SEGMENT,
+    HIDDEN,
+    PACE,
+    PACE_PART,
+    BLAME,
+)
 TABLE_BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}
+ANSWERS: tuple[str, ...] = tuple(table.name for table in (SEGMENT, HIDDEN, PACE, PACE_PART, BLAME, REQUEST))
+"""What the analysis writes, keyed by request; `request`, in which the keys are found, comes last."""

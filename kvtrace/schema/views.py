@@ -248,6 +248,68 @@ HIDDEN_WORK = View(
 FROM hidden AS h JOIN request AS r USING (request_key)""",
 )
 
+TPOT = View(
+    "tpot",
+    "Every request's time per output token after the first, and what made D's steps longer.",
+    columns(
+        ("request_id", "VARCHAR", "The request."),
+        ("attempt", "INTEGER", "0 for the first attempt."),
+        ("started", "TIMESTAMP WITH TIME ZONE", "D had its first token."),
+        ("mode", "VARCHAR", "push, pull, local or unknown."),
+        ("decode_engine", "VARCHAR", "Engine id of D."),
+        ("tokens", "BIGINT", "Tokens after the first."),
+        ("steps", "BIGINT", "Steps that made them."),
+        ("tpot_ms", "DOUBLE", "Mean time per token after the first, ms."),
+        ("tpot_ns", "BIGINT", "The same in ns."),
+        ("itl_p50_ns", "BIGINT", "Median time between two steps that made tokens of it."),
+        ("itl_max_ns", "BIGINT", "The longest of those."),
+        ("decode_ns", "BIGINT", "From the first to the last token."),
+        ("extension_ns", "BIGINT", "The part by which connector work on the forward thread made steps longer."),
+        ("occupancy_ns", "BIGINT", "How long the connector took there, whether or not it cost anything."),
+        ("by_others_ns", "BIGINT", "The part of the extension in which other requests' transfers were posted."),
+        ("mixed_ns", "BIGINT", "Time in steps that worked on somebody's prompt too."),
+        ("unattributed_ns", "BIGINT", "Time that no step explains."),
+    ),
+    f"""WITH parts AS (
+  SELECT request_key, coalesce(sum(duration_ns) FILTER (cause = 'decode.mixed'), 0)::BIGINT AS mixed_ns,
+    coalesce(sum(duration_ns) FILTER (cause = 'unattributed'), 0)::BIGINT AS unattributed_ns
+  FROM pace_part GROUP BY request_key
+), others AS (
+  SELECT b.request_key, sum(b.extension_ns)::BIGINT AS by_others_ns
+  FROM blame AS b JOIN request AS r USING (request_key)
+  WHERE b.blamed_request_id <> r.request_id GROUP BY b.request_key
+)
+SELECT
+  r.request_id, r.attempt, {at_time("p.start_ns")} AS started, r.mode, r.decode_engine, p.tokens, p.steps,
+  p.tpot_ns / 1e6 AS tpot_ms, p.tpot_ns, p.itl_p50_ns, p.itl_max_ns, p.end_ns - p.start_ns AS decode_ns,
+  p.extension_ns, p.occupancy_ns, coalesce(o.by_others_ns, 0)::BIGINT AS by_others_ns,
+  coalesce(s.mixed_ns, 0)::BIGINT AS mixed_ns, coalesce(s.unattributed_ns, 0)::BIGINT AS unattributed_ns
+FROM pace AS p JOIN request AS r USING (request_key) LEFT JOIN parts AS s USING (request_key)
+  LEFT JOIN others AS o USING (request_key)""",
+)
+
+BLAMED = View(
+    "blamed",
+    "The requests whose transfers made other requests' steps longer.",
+    columns(
+        ("request_id", "VARCHAR", "The request whose transfers were posted on the forward thread."),
+        ("mode", "VARCHAR", "push, pull, local or unknown; NULL if the request is not in the store."),
+        ("moved_bytes", "BIGINT", "Bytes moved by its transfers."),
+        ("descriptors", "BIGINT", "Descriptors of its transfers."),
+        ("victims", "BIGINT", "Other requests whose steps became longer."),
+        ("extension_ns", "BIGINT", "By how much, over all of them."),
+    ),
+    """SELECT
+  b.blamed_request_id AS request_id, any_value(c.mode) AS mode, any_value(c.moved_bytes) AS moved_bytes,
+  any_value(c.descriptors) AS descriptors, count(DISTINCT b.request_key)::BIGINT AS victims,
+  sum(b.extension_ns)::BIGINT AS extension_ns
+FROM blame AS b JOIN request AS r USING (request_key)
+  LEFT JOIN (SELECT request_id, any_value(mode) AS mode, max(moved_bytes) AS moved_bytes,
+    max(descriptors) AS descriptors FROM request GROUP BY request_id) AS c ON c.request_id = b.blamed_request_id
+WHERE b.blamed_request_id <> r.request_id
+GROUP BY b.blamed_request_id""",
+)
+
 VIEWS: tuple[View, ...] = (
     VOCABULARY,
     CAUSE,
@@ -258,4 +320,6 @@ VIEWS: tuple[View, ...] = (
     TTFT,
     CRITICAL_PATH,
     HIDDEN_WORK,
+    TPOT,
+    BLAMED,
 )

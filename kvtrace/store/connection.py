@@ -143,7 +143,7 @@ class Store:
         """Delete the answers for the requests whose ids stand in the column `request_id`."""
         ids = request_ids.column("request_id").to_pylist()
         keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"
-        for table in ("segment", "hidden", "request"):
+        for table in schema.ANSWERS:
             self.execute(f"DELETE FROM {table} WHERE request_key IN ({keys})", {"ids": ids})  # noqa: S608 -- names of ours
 
     # Publishing ---------------------------------------------------------------------------------------

@@ -194,6 +194,11 @@ CREATE TABLE request (
   "moved_bytes" BIGINT,
   "descriptors" BIGINT,
   "transfers" INTEGER,
+  "reserved_blocks" BIGINT,
+  "reserved_ns" BIGINT,
+  "held_blocks" BIGINT,
+  "held_ns" BIGINT,
+  "held_after_end_ns" BIGINT,
   "crosses_hosts" BOOLEAN,
   "note" VARCHAR
 );
@@ -226,6 +231,11 @@ COMMENT ON COLUMN request."registration_late_ns" IS 'How long after P had comput
 COMMENT ON COLUMN request."moved_bytes" IS 'Bytes moved by its transfers.';
 COMMENT ON COLUMN request."descriptors" IS 'Descriptors of its transfers.';
 COMMENT ON COLUMN request."transfers" IS 'Transfers it took.';
+COMMENT ON COLUMN request."reserved_blocks" IS 'Blocks reserved on D for KV that was to come.';
+COMMENT ON COLUMN request."reserved_ns" IS 'How long they were reserved before the KV was there; NULL if unknown.';
+COMMENT ON COLUMN request."held_blocks" IS 'Blocks that P kept for the hand-off.';
+COMMENT ON COLUMN request."held_ns" IS 'How long P kept them after it had finished; NULL if it was not seen to let go.';
+COMMENT ON COLUMN request."held_after_end_ns" IS 'The part of that after the request was aborted; NULL if it was not.';
 COMMENT ON COLUMN request."crosses_hosts" IS 'Some segment rests on two hosts'' wall clocks.';
 COMMENT ON COLUMN request."note" IS 'What else is to be said.';
 
@@ -268,6 +278,52 @@ COMMENT ON COLUMN hidden."where" IS 'Where the time passed.';
 COMMENT ON COLUMN hidden."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN hidden."duration_ns" IS 'How long it took.';
 COMMENT ON COLUMN hidden."slack_ns" IS 'How much longer it could have taken unnoticed; NULL if unknown.';
+
+CREATE TABLE pace (
+  "request_key" BIGINT,
+  "start_ns" BIGINT,
+  "end_ns" BIGINT,
+  "tokens" BIGINT,
+  "steps" BIGINT,
+  "tpot_ns" BIGINT,
+  "itl_p50_ns" BIGINT,
+  "itl_max_ns" BIGINT,
+  "extension_ns" BIGINT,
+  "occupancy_ns" BIGINT
+);
+COMMENT ON TABLE pace IS 'How the tokens after the first came, one row per request whose first and last token were seen.';
+COMMENT ON COLUMN pace."request_key" IS 'Request it belongs to.';
+COMMENT ON COLUMN pace."start_ns" IS 'D''s scheduler took in the first token, unix ns.';
+COMMENT ON COLUMN pace."end_ns" IS 'D''s scheduler took in the last token, unix ns.';
+COMMENT ON COLUMN pace."tokens" IS 'Tokens after the first.';
+COMMENT ON COLUMN pace."steps" IS 'Steps that made them.';
+COMMENT ON COLUMN pace."tpot_ns" IS 'Mean time per token after the first; NULL if there was none.';
+COMMENT ON COLUMN pace."itl_p50_ns" IS 'Median time between two steps that made tokens of it; NULL if there were none.';
+COMMENT ON COLUMN pace."itl_max_ns" IS 'The longest of those; NULL if there were none.';
+COMMENT ON COLUMN pace."extension_ns" IS 'By how much connector work on the forward thread made its steps longer.';
+COMMENT ON COLUMN pace."occupancy_ns" IS 'How long the connector took on the forward thread in its steps.';
+
+CREATE TABLE pace_part (
+  "request_key" BIGINT,
+  "cause" VARCHAR,
+  "class" VARCHAR,
+  "duration_ns" BIGINT
+);
+COMMENT ON TABLE pace_part IS 'What passed the time between the first and the last token: the parts sum to end_ns - start_ns of its pace.';
+COMMENT ON COLUMN pace_part."request_key" IS 'Request it belongs to.';
+COMMENT ON COLUMN pace_part."cause" IS 'The finer name; the view `cause` says what it means.';
+COMMENT ON COLUMN pace_part."class" IS 'Class it counts for.';
+COMMENT ON COLUMN pace_part."duration_ns" IS 'How long, over all its steps.';
+
+CREATE TABLE blame (
+  "request_key" BIGINT,
+  "blamed_request_id" VARCHAR,
+  "extension_ns" BIGINT
+);
+COMMENT ON TABLE blame IS 'Whose transfers were posted while a request''s steps waited for the connector, request by request.';
+COMMENT ON COLUMN blame."request_key" IS 'Request whose steps became longer.';
+COMMENT ON COLUMN blame."blamed_request_id" IS 'Request whose transfer was posted then; may be the same.';
+COMMENT ON COLUMN blame."extension_ns" IS 'By how much that made its steps longer.';
 
 CREATE VIEW vocabulary AS
 SELECT stage::stage AS stage, code::INTEGER AS code, "where", doc, a, b, c, d, ref
@@ -390,7 +446,10 @@ SELECT * FROM (VALUES
     ('unattributed', 'unattributed', 'unattributed', 'process', 'No recorded event explains this time.', 'instrument the part that is missing, or look for a stopped process'),
     ('registration', 'coordination', 'coordination', 'decode', 'D''s leg arrives, blocks are reserved and the registration is sent while P computes.', 'nothing, while it is hidden'),
     ('prefill.return', 'coordination', 'coordination', 'prefill', 'P''s reply travels while the hand-off is already under way.', 'nothing, while it is hidden'),
-    ('sender.poll', 'coordination', 'coordination', 'prefill', 'P learns that its write is done, which only frees P''s blocks.', 'nothing, while it is hidden')
+    ('sender.poll', 'coordination', 'coordination', 'prefill', 'P learns that its write is done, which only frees P''s blocks.', 'nothing, while it is hidden'),
+    ('decode.turn', 'coordination', 'coordination', 'decode', 'Between two of its steps D''s scheduler makes up the next one.', 'asynchronous scheduling, fewer requests a step'),
+    ('decode.token', 'compute.run', 'compute', 'decode', 'A forward step on D makes the next tokens of the requests in it, and nothing else.', 'more or faster accelerators, other batching'),
+    ('decode.mixed', 'compute.run', 'compute', 'decode', 'A forward step on D makes the next tokens and works on somebody''s prompt too.', 'smaller chunks, no local prefills on D')
 ) AS v(cause, class, answer, "where", doc, remedy);
 COMMENT ON VIEW cause IS 'What every cause means, which class it counts for, and what usually helps.';
 COMMENT ON COLUMN cause."cause" IS 'Name of the cause.';
@@ -679,3 +738,57 @@ COMMENT ON COLUMN hidden_work."slack_ns" IS 'How much longer it could have taken
 COMMENT ON COLUMN hidden_work."class" IS 'What it would have been charged to on the path.';
 COMMENT ON COLUMN hidden_work."cause" IS 'The finer name.';
 COMMENT ON COLUMN hidden_work."where" IS 'Where the time passed.';
+
+CREATE VIEW tpot AS
+WITH parts AS (
+  SELECT request_key, coalesce(sum(duration_ns) FILTER (cause = 'decode.mixed'), 0)::BIGINT AS mixed_ns,
+    coalesce(sum(duration_ns) FILTER (cause = 'unattributed'), 0)::BIGINT AS unattributed_ns
+  FROM pace_part GROUP BY request_key
+), others AS (
+  SELECT b.request_key, sum(b.extension_ns)::BIGINT AS by_others_ns
+  FROM blame AS b JOIN request AS r USING (request_key)
+  WHERE b.blamed_request_id <> r.request_id GROUP BY b.request_key
+)
+SELECT
+  r.request_id, r.attempt, to_timestamp((p.start_ns // 1000) / 1e6) AS started, r.mode, r.decode_engine, p.tokens, p.steps,
+  p.tpot_ns / 1e6 AS tpot_ms, p.tpot_ns, p.itl_p50_ns, p.itl_max_ns, p.end_ns - p.start_ns AS decode_ns,
+  p.extension_ns, p.occupancy_ns, coalesce(o.by_others_ns, 0)::BIGINT AS by_others_ns,
+  coalesce(s.mixed_ns, 0)::BIGINT AS mixed_ns, coalesce(s.unattributed_ns, 0)::BIGINT AS unattributed_ns
+FROM pace AS p JOIN request AS r USING (request_key) LEFT JOIN parts AS s USING (request_key)
+  LEFT JOIN others AS o USING (request_key);
+COMMENT ON VIEW tpot IS 'Every request''s time per output token after the first, and what made D''s steps longer.';
+COMMENT ON COLUMN tpot."request_id" IS 'The request.';
+COMMENT ON COLUMN tpot."attempt" IS '0 for the first attempt.';
+COMMENT ON COLUMN tpot."started" IS 'D had its first token.';
+COMMENT ON COLUMN tpot."mode" IS 'push, pull, local or unknown.';
+COMMENT ON COLUMN tpot."decode_engine" IS 'Engine id of D.';
+COMMENT ON COLUMN tpot."tokens" IS 'Tokens after the first.';
+COMMENT ON COLUMN tpot."steps" IS 'Steps that made them.';
+COMMENT ON COLUMN tpot."tpot_ms" IS 'Mean time per token after the first, ms.';
+COMMENT ON COLUMN tpot."tpot_ns" IS 'The same in ns.';
+COMMENT ON COLUMN tpot."itl_p50_ns" IS 'Median time between two steps that made tokens of it.';
+COMMENT ON COLUMN tpot."itl_max_ns" IS 'The longest of those.';
+COMMENT ON COLUMN tpot."decode_ns" IS 'From the first to the last token.';
+COMMENT ON COLUMN tpot."extension_ns" IS 'The part by which connector work on the forward thread made steps longer.';
+COMMENT ON COLUMN tpot."occupancy_ns" IS 'How long the connector took there, whether or not it cost anything.';
+COMMENT ON COLUMN tpot."by_others_ns" IS 'The part of the extension in which other requests'' transfers were posted.';
+COMMENT ON COLUMN tpot."mixed_ns" IS 'Time in steps that worked on somebody''s prompt too.';
+COMMENT ON COLUMN tpot."unattributed_ns" IS 'Time that no step explains.';
+
+CREATE VIEW blamed AS
+SELECT
+  b.blamed_request_id AS request_id, any_value(c.mode) AS mode, any_value(c.moved_bytes) AS moved_bytes,
+  any_value(c.descriptors) AS descriptors, count(DISTINCT b.request_key)::BIGINT AS victims,
+  sum(b.extension_ns)::BIGINT AS extension_ns
+FROM blame AS b JOIN request AS r USING (request_key)
+  LEFT JOIN (SELECT request_id, any_value(mode) AS mode, max(moved_bytes) AS moved_bytes,
+    max(descriptors) AS descriptors FROM request GROUP BY request_id) AS c ON c.request_id = b.blamed_request_id
+WHERE b.blamed_request_id <> r.request_id
+GROUP BY b.blamed_request_id;
+COMMENT ON VIEW blamed IS 'The requests whose transfers made other requests'' steps longer.';
+COMMENT ON COLUMN blamed."request_id" IS 'The request whose transfers were posted on the forward thread.';
+COMMENT ON COLUMN blamed."mode" IS 'push, pull, local or unknown; NULL if the request is not in the store.';
+COMMENT ON COLUMN blamed."moved_bytes" IS 'Bytes moved by its transfers.';
+COMMENT ON COLUMN blamed."descriptors" IS 'Descriptors of its transfers.';
+COMMENT ON COLUMN blamed."victims" IS 'Other requests whose steps became longer.';
+COMMENT ON COLUMN blamed."extension_ns" IS 'By how much, over all of them.';

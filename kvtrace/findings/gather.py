@@ -1,0 +1,188 @@
+"""A run's facts, gathered from a store by SQL: what the checks need and nothing else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from kvtrace import stages
+from kvtrace.findings.model import (
+    CauseFacts,
+    Detection,
+    Facts,
+    Group,
+    Held,
+    Late,
+    Pacing,
+    Posting,
+    Straggler,
+)
+from kvtrace.store import Store
+
+Row = dict[str, Any]
+Key = tuple[str, str]
+
+EXAMPLES = 3
+# Nanoseconds of doubt that a bracket may leave for an arrival to count as certain, as a part of the time to notice it.
+_TIGHT = 0.25
+
+_GROUPS_SQL = """
+SELECT mode, scope, count(*) AS requests, sum(ttft_ns)::BIGINT AS ttft_ns
+FROM request WHERE ttft_ns IS NOT NULL GROUP BY ALL ORDER BY mode, scope
+"""
+
+_CAUSES_SQL = """
+WITH per_request AS (
+  SELECT r.mode, r.scope, s.cause, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
+  FROM segment AS s JOIN request AS r USING (request_key)
+  WHERE r.ttft_ns IS NOT NULL GROUP BY ALL HAVING cause_ns > 0
+)
+SELECT mode, scope, cause AS name, count(*) AS requests, sum(cause_ns)::BIGINT AS total_ns,
+  quantile_disc(cause_ns, 0.5) AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
+FROM per_request GROUP BY ALL
+"""
+
+_VERDICTS_SQL = """
+SELECT mode, scope, verdict AS name, count(*) AS requests, coalesce(sum(ttft_ns), 0)::BIGINT AS total_ns,
+  coalesce(quantile_disc(ttft_ns, 0.5), 0) AS median_ns, max_by(request_id, coalesce(ttft_ns, 0), $examples) AS examples
+FROM request GROUP BY ALL
+"""
+
+_LATE_SQL = """
+SELECT mode, scope, count(registration_late_ns) AS told, count(*) FILTER (registration_late_ns > 0) AS late,
+  coalesce(quantile_disc(registration_late_ns, 0.5) FILTER (registration_late_ns > 0), 0) AS median_ns,
+  coalesce(max_by(request_id, registration_late_ns, $examples), []) AS examples
+FROM request WHERE mode = 'push' AND ttft_ns IS NOT NULL GROUP BY ALL
+"""
+
+_LATE_FOR_SQL = """
+SELECT r.mode, r.scope, s.waited_for, sum(s.end_ns - s.start_ns)::BIGINT AS wait_ns
+FROM segment AS s JOIN request AS r USING (request_key)
+WHERE s.cause = $late GROUP BY ALL
+"""
+
+_POSTING_SQL = """
+WITH spent AS (
+  SELECT r.request_key, any_value(r.mode) AS mode, any_value(r.scope) AS scope, any_value(r.request_id) AS request_id,
+    any_value(r.transfers) AS transfers, any_value(r.descriptors) AS descriptors,
+    any_value(r.moved_bytes) AS moved_bytes,
+    sum(s.end_ns - s.start_ns) FILTER (s.cause = $post) AS post_ns,
+    any_value(r.transfer_high_ns) AS high_ns
+  FROM request AS r JOIN segment AS s USING (request_key)
+  WHERE r.ttft_ns IS NOT NULL AND r.transfers > 0 GROUP BY r.request_key
+)
+SELECT mode, scope, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
+  sum(greatest(high_ns - post_ns, 0))::BIGINT AS wire_high_ns, sum(descriptors)::BIGINT AS descriptors,
+  sum(moved_bytes)::BIGINT AS moved_bytes, max_by(request_id, post_ns, $examples) AS examples
+FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
+"""
+
+_DETECTION_SQL = """
+WITH spent AS (
+  SELECT r.mode, r.scope, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
+    any_value(r.transfer_high_ns - r.transfer_ns) AS doubt_ns
+  FROM request AS r JOIN segment AS s USING (request_key)
+  WHERE r.ttft_ns IS NOT NULL AND s.cause = $detection GROUP BY ALL
+), certain AS (
+  SELECT *, detection_ns - doubt_ns AS proven_ns FROM spent WHERE doubt_ns <= $tight * detection_ns
+)
+SELECT mode, scope, count(*) AS requests, sum(proven_ns)::BIGINT AS total_ns,
+  quantile_disc(proven_ns, 0.5) AS median_ns, max_by(request_id, proven_ns, $examples) AS examples
+FROM certain GROUP BY ALL
+"""
+
+_STEP_SQL = """
+SELECT coalesce(quantile_disc(ended_ns - scheduled_ns, 0.5), 0) AS step_ns
+FROM step WHERE tokens > 0 AND ended_ns IS NOT NULL
+  AND engine IN (SELECT decode_engine FROM request WHERE decode_engine <> '')
+"""
+
+_STRAGGLERS_SQL = """
+WITH reported AS (
+  SELECT p.engine, e.request, e.a AS rank, max(e.t_ns) AS t_ns
+  FROM event AS e JOIN engine_process AS p USING (process) WHERE e.stage = 'decode.reported' GROUP BY ALL
+), ordered AS (
+  SELECT engine, request, count(*) AS ranks, arg_max(rank, t_ns) AS last_rank,
+    max(t_ns) - quantile_disc(t_ns, 0.5) AS lead_ns
+  FROM reported GROUP BY ALL HAVING ranks > 1
+), counted AS (
+  SELECT engine, last_rank AS rank, count(*) AS last, sum(lead_ns)::BIGINT AS total_ns,
+    quantile_disc(lead_ns, 0.5) AS median_ns, max_by(request, lead_ns, $examples) AS examples
+  FROM ordered GROUP BY ALL
+)
+SELECT c.*, (SELECT count(*) FROM ordered AS o WHERE o.engine = c.engine) AS requests FROM counted AS c
+ORDER BY engine, rank
+"""
+
+_HELD_SQL = """
+SELECT count(*) AS requests, coalesce(sum(held_after_end_ns), 0)::BIGINT AS total_ns,
+  coalesce(max(held_after_end_ns), 0) AS longest_ns,
+  coalesce(max_by(request_id, held_after_end_ns, $examples), []) AS examples
+FROM request WHERE held_after_end_ns > 0
+"""
+
+_PACING_SQL = """
+SELECT r.mode, r.scope, count(*) AS requests, sum(t.decode_ns)::BIGINT AS decode_ns,
+  sum(t.extension_ns)::BIGINT AS extension_ns, sum(t.by_others_ns)::BIGINT AS by_others_ns,
+  max_by(t.request_id, t.by_others_ns, $examples) AS examples
+FROM tpot AS t JOIN request AS r ON r.request_id = t.request_id AND r.attempt = t.attempt
+WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
+"""
+
+_LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"
+
+
+def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
+    """Return the facts of the run in a store; `load` holds its offered and served rates, None where too few."""
+    few = {"examples": EXAMPLES}
+    causes = _by_name(store.rows(_CAUSES_SQL, few))
+    verdicts = _by_name(store.rows(_VERDICTS_SQL, few))
+    waited: dict[Key, dict[str, int]] = defaultdict(dict)
+    for row in store.rows(_LATE_FOR_SQL, {"late": stages.REGISTRATION_LATE.name}):
+        waited[row["mode"], row["scope"]][row["waited_for"]] = row["wait_ns"]
+    late = _by_group(store.rows(_LATE_SQL, few))
+    posting = _by_group(store.rows(_POSTING_SQL, {**few, "post": stages.POST.name}))
+    asked = {**few, "detection": stages.DETECTION.name, "tight": _TIGHT}
+    step_ns = store.rows(_STEP_SQL)[0]["step_ns"]
+    detection = {key: {**row, "step_ns": step_ns} for key, row in _by_group(store.rows(_DETECTION_SQL, asked)).items()}
+    pacing = _by_group(store.rows(_PACING_SQL, few))
+    groups = []
+    for row in store.rows(_GROUPS_SQL):
+        key = (row["mode"], row["scope"])
+        groups.append(
+            Group(
+                **row,
+                causes=causes.get(key, {}),
+                verdicts=verdicts.get(key, {}),
+                late=Late(**late[key], waited_for=waited[key]) if key in late else Late(),
+                posting=Posting(**posting[key]) if key in posting else Posting(),
+                detection=Detection(**detection[key]) if key in detection else Detection(),
+                pacing=Pacing(**pacing[key]) if key in pacing else Pacing(),
+            )
+        )
+    return Facts(
+        groups=tuple(groups),
+        stragglers=tuple(Straggler(**_plain(row)) for row in store.rows(_STRAGGLERS_SQL, few)),
+        held=Held(**_plain(store.rows(_HELD_SQL, few)[0])),
+        lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
+        offered_rate_hz=load["offered_rate_hz"] if load else None,
+        served_rate_hz=load["served_rate_hz"] if load else None,
+    )
+
+
+def _plain(row: Row) -> Row:
+    """Return a row whose list of ids is a tuple, as the facts hold it."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def _by_group(rows: list[Row]) -> dict[Key, Row]:
+    return {(row.pop("mode"), row.pop("scope")): _plain(row) for row in rows}
+
+
+def _by_name(rows: list[Row]) -> dict[Key, dict[str, CauseFacts]]:
+    found: dict[Key, dict[str, CauseFacts]] = defaultdict(dict)
+    for row in rows:
+        key, name = (row.pop("mode"), row.pop("scope")), row.pop("name")
+        found[key][name] = CauseFacts(**_plain(row))
+    return found

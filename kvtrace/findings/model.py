@@ -1,0 +1,146 @@
+"""What a finding says and what it is made from: plain values, so that every check is a function of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Grade(StrEnum):
+    """How sure a finding is: read off the records, worked out from them, or likely in the light of experience."""
+
+    MEASURED = "measured"
+    EXPLAINED = "explained"
+    SUPPOSED = "supposed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed."""
+
+    name: str
+    sentence: str
+    grade: Grade
+    kind: str
+    remedy: str
+    stake_ns: int
+    query: str
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFacts:
+    """One cause on the critical paths of a group: how often, how long (ns), and the ids with the most of it."""
+
+    requests: int
+    total_ns: int
+    median_ns: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Registrations of a push group: how many were told, how many late, by how much (median ns), what for."""
+
+    told: int = 0
+    late: int = 0
+    median_ns: int = 0
+    waited_for: Mapping[str, int] = field(default_factory=dict)
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """Transfers of a group: time in the post and on the wire at most (ns), descriptors and bytes, all summed."""
+
+    transfers: int = 0
+    post_ns: int = 0
+    wire_high_ns: int = 0
+    descriptors: int = 0
+    moved_bytes: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """Arrivals noticed late: requests, the part of it that no bracket doubts (ns: sum, median), D's median step."""
+
+    requests: int = 0
+    total_ns: int = 0
+    median_ns: int = 0
+    step_ns: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """The rank of one engine that is most often the last to have its KV, and by how much (ns: sum, median)."""
+
+    engine: str
+    rank: int
+    requests: int
+    last: int
+    total_ns: int
+    median_ns: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks that P kept after the request had ended for the client: requests, time (ns: sum, longest), ids."""
+
+    requests: int = 0
+    total_ns: int = 0
+    longest_ns: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """Time after the first token in a group (ns, summed), and what connector work made of it."""
+
+    requests: int = 0
+    decode_ns: int = 0
+    extension_ns: int = 0
+    by_others_ns: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The facts of all requests of one mode and scope that had a first token. Verdicts count every request."""
+
+    mode: str
+    scope: str
+    requests: int
+    ttft_ns: int
+    causes: Mapping[str, CauseFacts] = field(default_factory=dict)
+    verdicts: Mapping[str, CauseFacts] = field(default_factory=dict)
+    late: Late = Late()
+    posting: Posting = Posting()
+    detection: Detection = Detection()
+    pacing: Pacing = Pacing()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts of a run: its groups, and what belongs to no group. Rates in requests/s, None where too few."""
+
+    groups: tuple[Group, ...]
+    stragglers: tuple[Straggler, ...] = ()
+    held: Held = Held()
+    lost_records: int = 0
+    offered_rate_hz: float | None = None
+    served_rate_hz: float | None = None
+
+    @property
+    def saturated(self) -> bool:
+        """Return whether less was served than offered, so that waiting grew everywhere."""
+        if self.offered_rate_hz is None or self.served_rate_hz is None:
+            return False
+        return self.served_rate_hz < SATURATED_BELOW * self.offered_rate_hz
+
+
+# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
+SATURATED_BELOW = 0.95
