@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attribution, schema, stages
+from kvtrace import assemble, attribution, graph, schema, stages
 from kvtrace.model import Attribution, Event, Process
 from kvtrace.store import Store
 
@@ -52,6 +52,32 @@ def _load_recent(store: Store, since_ns: int) -> list[Event]:
     first_ns = min(event.t_ns for event in events)
     around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
     return sorted(events + _events(store, around, {"since": first_ns - _MARGIN_NS}))
+
+
+def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
+    """Return the points of one row of table request: name -> unix ns, derived ones included.
+
+    The poll that saw a transfer done stands beside the notification, whichever of them the request waited for.
+    """
+    from_ns, to_ns = request["start_ns"] - _MARGIN_NS, (request["end_ns"] or request["start_ns"]) + _MARGIN_NS
+    span = {"from": from_ns, "to": to_ns}
+    named = store.rows("SELECT DISTINCT request FROM event WHERE t_ns BETWEEN $from AND $to AND request <> ''", span)
+    wanted = set(assemble.base_ids(request["request_id"]))
+    ids = [row["request"] for row in named if wanted.intersection(assemble.base_ids(row["request"]))]
+    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND list_contains($ids, request)"  # noqa: S608 -- names of ours, values are bound
+    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND request = ''"  # noqa: S608 -- names of ours, values are bound
+    events = sorted(_events(store, own, {**span, "ids": ids}) + _events(store, around, span))
+    processes = load_processes(store)
+    requests = assemble.assemble(events, processes)
+    shared = attribution.surroundings(events, requests, processes)
+    for one in requests:
+        if one.request_id == request["request_id"] and one.attempt == request["attempt"]:
+            built = graph.build(one, shared)
+            found = {name: point.t_ns for name, point in built.points.items()}
+            if built.transfer is not None and built.transfer.done_ns:
+                found[stages.TRANSFER_DONE.name] = built.transfer.done_ns
+            return found
+    return {}
 
 
 def load_processes(store: Store) -> dict[int, Process]:

@@ -28,13 +28,13 @@ def fill(store: Store, trace: Trace) -> None:
     """Append a trace's events, and the processes of `tests.trace` if they are not there yet."""
     if not store.rows("SELECT 1 FROM process"):
         store.append(
-            "process", pa.Table.from_pylist([_process(p) for p in _FACTS], schema=store.arrow_schema("process"))
+            "process", pa.Table.from_pylist([process_row(p) for p in _FACTS], schema=store.arrow_schema("process"))
         )
     rows = [dict(zip(Event._fields, event, strict=True)) for event in trace.events]
     store.append("event", pa.Table.from_pylist(rows))
 
 
-def _process(process: int) -> dict[str, Any]:
+def process_row(process: int) -> dict[str, Any]:
     return {
         "process": process, "series": f"s{process}", "host": "host-a", "domain": "boot-1", "pid": process,
         "parent_pid": _PARENTS.get(process, 0), "offset_ns": 0, "lost_records": 0,

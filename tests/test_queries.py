@@ -155,6 +155,27 @@ def test_blamed(path: Path) -> None:
     assert [(r["request_id"], r["victims"], r["extension_ms"], r["descriptors"]) for r in rows] == [("r2", 2, 9.0, 20)]
 
 
+def test_blocks(path: Path) -> None:
+    """Push reserves 40 blocks on D 0.5 s early, pull 0.1 s; on P one of two was aborted and held for 2 s more."""
+    sample = Sample()
+    early = {"reserved_blocks": 40, "reserved_ns": 500 * MS, "held_blocks": 40, "held_ns": 100 * MS}
+    sample.add("r1", PATH, (), **early)
+    sample.add("r2", PATH, (), **early | {"held_ns": 2_100 * MS, "held_after_end_ns": 2_000 * MS})
+    sample.add("r3", PATH, (), mode="pull", **early | {"reserved_ns": 100 * MS})
+    sample.write(path)
+
+    rows = ask(path, "blocks")
+
+    assert [(r["mode"], r["requests"], r["reserved_block_seconds"], r["held_block_seconds"]) for r in rows] == [
+        ("pull", 1, 4.0, 4.0),
+        ("push", 2, 40.0, 88.0),
+    ]
+    assert [(r["reserved_p50_ms"], r["held_p50_ms"], r["held_after_abort_block_seconds"]) for r in rows] == [
+        (100.0, 100.0, 0.0),
+        (500.0, 1100.0, 80.0),
+    ]
+
+
 def test_hidden_work(path: Path) -> None:
     write_requests(path)
 

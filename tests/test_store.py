@@ -117,7 +117,7 @@ def test_an_older_schema_says_what_to_do(path: Path) -> None:
     set_schema(path, schema.SCHEMA_VERSION - 1)
 
     assert "older schema" in refusal(path)
-    assert "record it again, or read it with kvtrace 0.0.9" in refusal(path)
+    assert f"of kvtrace 0.0.9; this is schema {schema.SCHEMA_VERSION}: `kvtrace upgrade {path}`" in refusal(path)
 
 
 def test_a_newer_schema_says_what_to_do(path: Path) -> None:

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Command] = {
     "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
     "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),
     "lab": Command("kvtrace.cli.lab", "Start prefill engines, decode engines and a router on this machine."),
+    "upgrade": Command("kvtrace.cli.upgrade", "Bring a store of an older kvtrace to the present schema."),
     "doctor": Command("kvtrace.cli.doctor", "Check what kvtrace needs on this machine."),
 }
 

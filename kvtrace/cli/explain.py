@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvtrace.analyze import points
 from kvtrace.errors import RequestError, UsageError
+from kvtrace.reconcile import Line
+from kvtrace.reconcile import reconcile as reconciled
 from kvtrace.report import population, selection
 from kvtrace.store import Store
 
@@ -32,6 +36,9 @@ def command(
     slowest: Annotated[
         int | None, typer.Option("--slowest", metavar="N", min=1, help="Explain the N requests with the longest TTFT.")
     ] = None,
+    reconcile: Annotated[
+        bool, typer.Option("--reconcile", help="Also say what vLLM, NIXL, llm-d and Dynamo would report for it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: everything, in ns, nothing shortened.")] = False,
 ) -> None:
     """Explain where the time to first token went.
@@ -41,13 +48,15 @@ def command(
     """
     if request is not None and slowest is not None:
         raise UsageError("a REQUEST and --slowest exclude each other: name one request, or ask for the slowest")
+    if reconcile and request is None and slowest is None:
+        raise UsageError("--reconcile is about single requests: name a REQUEST, or ask for the --slowest")
     with Store.open(run) as store:
         keys = _selected(store, request, slowest)
         if as_json:
-            _write_json(store, selection.all_keys(store) if keys is None else keys)
+            _write_json(store, selection.all_keys(store) if keys is None else keys, reconcile=reconcile)
         _refuse_empty(store, run)
         if not as_json:
-            _print(store, run, keys)
+            _print(store, run, keys, reconcile=reconcile)
 
 
 def _selected(store: Store, request: str | None, slowest: int | None) -> list[int] | None:
@@ -70,18 +79,25 @@ def _refuse_empty(store: Store, run: Path) -> None:
         )
 
 
-def _write_json(store: Store, keys: Sequence[int]) -> None:
+def _write_json(store: Store, keys: Sequence[int], *, reconcile: bool) -> None:
     """Write the document piece by piece, since a long run's requests need not fit into memory at once."""
     facts = selection.run_facts(store)
     out = sys.stdout
     out.write(f'{{"schema": {JSON_SCHEMA}, "run": {json.dumps(facts)}, "requests": [')
     for position, explained in enumerate(selection.explained(store, keys)):
         out.write(",\n" if position else "\n")
-        out.write(json.dumps(explained.to_json()))
+        document = explained.to_json()
+        if reconcile:
+            document["reconcile"] = [asdict(line) for line in _reconciled(store, explained)]
+        out.write(json.dumps(document))
     out.write(f'\n], "summary": {json.dumps(population.summary(store, facts))}}}\n')
 
 
-def _print(store: Store, run: Path, keys: list[int] | None) -> None:
+def _reconciled(store: Store, explained: selection.Explained) -> list[Line]:
+    return reconciled(points(store, explained.request), explained.request["mode"])
+
+
+def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) -> None:
     from kvtrace.report import page, style, tables
 
     console = style.open_console()
@@ -99,5 +115,8 @@ def _print(store: Store, run: Path, keys: list[int] | None) -> None:
         if position:
             console.print()
         page.print_request(explained, bool(load and load["saturated"]), console)
+        if reconcile:
+            console.print()
+            console.print(tables.reconciled(_reconciled(store, explained), console))
     if len(keys) > len(shown):
         console.print(f"\n{len(keys) - len(shown)} more requests are not drawn; --json has them all.")

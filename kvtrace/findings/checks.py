@@ -259,7 +259,7 @@ def held_blocks(facts: Facts) -> Iterator[Finding]:
             "blocks.held",
             f"P held the blocks of {held.requests:,} aborted requests for {held.total_ns / held.requests / 1e9:.1f} s "
             f"each after the abort, {held.longest_ns / 1e9:.1f} s at most.",
-            Grade.MEASURED, stages.PREFILL_CAPACITY, held.total_ns, "slowest_requests", held.examples,
+            Grade.MEASURED, stages.PREFILL_CAPACITY, held.total_ns, "blocks", held.examples,
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from kvtrace.stages import CAUSE_BY_NAME, Class
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvtrace.reconcile import Line
     from kvtrace.report.selection import Explained
 
 Row = dict[str, Any]
@@ -189,6 +190,17 @@ def blamed(rows: list[Row], console: Console) -> Table:
             f"{row['victims']:,}",
             "-" if row["descriptors"] is None else f"{row['descriptors']:,}",
         )
+    return table
+
+
+def reconciled(lines: list[Line], console: Console) -> Table:
+    """Return what other tools would report for one request, with what to know of each number."""
+    table = _table("others would say", "of", ("ms", "right"))
+    if console.width >= _MEDIUM_COLUMNS:
+        table.add_column("which is", overflow="fold", ratio=1)
+    for line in lines:
+        row = [line.tool, line.name, "-" if line.duration_ns is None else milliseconds(line.duration_ns)]
+        table.add_row(*row, *([line.says] if console.width >= _MEDIUM_COLUMNS else []))
     return table
 
 

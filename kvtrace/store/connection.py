@@ -52,6 +52,11 @@ class Store:
         # read through this one only, which stays open as long as the connection.
         return cls(path, connection, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """Return DuckDB's own connection, for what this package does beyond single statements."""
+        return self._connection
+
     def __enter__(self) -> Store:
         return self
 

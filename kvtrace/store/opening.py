@@ -111,8 +111,17 @@ def _check_file(path: Path) -> None:
         raise StoreError(f"{path} is not a DuckDB file; name a store that `kvtrace record` made")
 
 
-def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
-    """Raise unless the open file is a store of ours, of the schema that this kvtrace reads."""
+def schema_version(path: Path) -> int:
+    """Return the schema version of the store at `path`, of whatever age; raise StoreError where none lies there."""
+    _check_file(path)
+    with opened_plainly(path):
+        connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
+    with connection:
+        return _version(_facts(path, connection))
+
+
+def _facts(path: Path, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Return the facts of an open file; raise StoreError unless it is a store of ours, of whatever age."""
     with opened_plainly(path):
         columns = connection.execute(
             "SELECT count(*) FROM duckdb_columns() WHERE table_name = 'run' AND column_name IN ('name', 'value')"
@@ -122,10 +131,20 @@ def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
             facts = dict(connection.execute("SELECT name::VARCHAR, value::VARCHAR FROM run").fetchall())
     if facts.get("format") != schema.FORMAT:
         raise StoreError(f"{path} is a DuckDB file but no kvtrace store; name a store that `kvtrace record` made")
-    version, ours, writer = facts.get("schema_version", ""), schema.SCHEMA_VERSION, facts.get("kvtrace", "?")
-    found = int(version) if version.isdecimal() else 0
+    return facts
+
+
+def _version(facts: dict[str, str]) -> int:
+    version = facts.get("schema_version", "")
+    return int(version) if version.isdecimal() else 0
+
+
+def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
+    """Raise unless the open file is a store of ours, of the schema that this kvtrace reads."""
+    facts = _facts(path, connection)
+    found, ours, writer = _version(facts), schema.SCHEMA_VERSION, facts.get("kvtrace", "?")
     if found == ours:
         return
-    step = f"record it again, or read it with kvtrace {writer}" if found < ours else "upgrade kvtrace to read it"
+    step = f"`kvtrace upgrade {path}` makes it readable" if found < ours else "upgrade kvtrace to read it"
     age = "older" if found < ours else "newer"
     raise StoreError(f"{path} has the {age} schema {found} of kvtrace {writer}; this is schema {ours}: {step}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -13,10 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvtrace import analyze
 from kvtrace.collect import Recorder
 from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
-from kvtrace.store import Store
+from kvtrace.store import Store, working_path
 from tests.engine.client import Client
 from tests.engine.faults import Faults, Settings
 
@@ -24,6 +26,8 @@ OUTPUT_TOKENS = 2
 PAUSE_S = 0.03
 """Between two requests, so that P has freed the blocks of the first and no step of it runs any more."""
 WARM_UP = 5
+SETTLED_NS = 2_000_000_000
+"""A request this old gets no more events."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Deployment:
         self.spool = folder / "spool"
         self._stores = folder
         self._recorded = 0
+        self._since_ns: int | None = None
         self._numbers: dict[str, int] = defaultdict(int)
         self.held_ms: dict[str, list[float]] = defaultdict(list)
         """By kind, how long its requests that met all their delays were held up, all delays together."""
@@ -105,12 +110,20 @@ class Deployment:
         return ttft_ms
 
     def record(self) -> Path:
-        """Record everything that was emitted so far and return the store."""
-        self._recorded += 1
-        path = self._stores / f"{self.mode}-{self._recorded}.duckdb"
-        with Recorder(path, [self.spool], {"mode": self.mode}, delete_consumed=False) as recorder:
+        """Record everything that was emitted so far and return the store; answers found before are not found again."""
+        before, self._recorded = self._store(), self._recorded + 1
+        since_ns, self._since_ns = self._since_ns, time.time_ns() - SETTLED_NS
+        if before.exists():
+            shutil.copyfile(before, working_path(self._store()))  # a recording that goes on
+        with Recorder(
+            self._store(), [self.spool], {"mode": self.mode}, delete_consumed=False,
+            analysis=lambda store, _since_ns: analyze.analyze(store, since_ns),
+        ) as recorder:  # fmt: skip
             recorder.run_once()
-        return path
+        return self._store()
+
+    def _store(self) -> Path:
+        return self._stores / f"{self.mode}-{self._recorded}.duckdb"
 
     def answers(self) -> dict[str, list[Answer]]:
         """Record everything that was emitted so far and return the answers by kind, warm-up left out."""

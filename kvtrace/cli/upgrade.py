@@ -1,0 +1,24 @@
+"""`kvtrace upgrade`: a store of an older kvtrace brought to what this one reads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtrace.analyze import analyze
+from kvtrace.store.upgrade import upgrading
+
+
+def command(
+    store: Annotated[Path, typer.Argument(metavar="RUN.duckdb", help="A store that an older kvtrace wrote.")],
+) -> None:
+    """Bring a store of an older kvtrace to the present schema, in place.
+
+    What was recorded stays as it is; the answers are worked out again. The older file stays until the new one is whole.
+    """
+    with upgrading(store) as arriving:
+        requests = analyze(arriving)
+    sys.stdout.write(f"{store} is upgraded: {requests} requests worked out again\n")

@@ -1,0 +1,108 @@
+"""`kvtrace upgrade`: what was recorded is kept, the answers are worked out again, a failure changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from kvtrace import cli, schema
+from kvtrace.model import Event
+from kvtrace.store import Store, working_path
+from tests.golden_files import GOLDEN
+from tests.test_analyze import process_row
+from tests.trace import MS, PROCESSES, pull, push
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """Return a store of schema 1 with a push and a pull hand-off of 60 ms, and answers that schema 1 gave."""
+    path = tmp_path / "run.duckdb"
+    events = push(name="a").events + pull("b").later(1_000).events
+    with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.0.0"}) as connection:
+        connection.execute((GOLDEN / "schema_1.sql").read_text())
+        facts = {"format": "kvtrace", "schema_version": "1", "kvtrace": "0.1.0", "vllm": "0.32.0"}
+        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+        processes = pa.Table.from_pylist(
+            [process_row(process) for process in PROCESSES],
+            schema=connection.sql("FROM process LIMIT 0").to_arrow_table().schema,
+        )
+        recorded = pa.Table.from_pylist([dict(zip(Event._fields, event, strict=True)) for event in events])
+        for table, rows in (("process", processes), ("event", recorded)):
+            connection.register("arriving", rows)
+            names = ", ".join(f'"{name}"' for name in rows.column_names)
+            connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM arriving")  # noqa: S608 -- names of ours
+            connection.unregister("arriving")
+        connection.execute("INSERT INTO request (request_key, request_id) VALUES (1, 'what schema 1 said')")
+    return path
+
+
+def test_an_older_store_is_readable_after_its_upgrade(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", str(older)]) == 1
+    assert f"`kvtrace upgrade {older}`" in capsys.readouterr().err
+
+    assert cli.main(["upgrade", str(older)]) == 0
+
+    assert "2 requests worked out again" in capsys.readouterr().out
+    with Store.open(older) as store:
+        rows = store.rows("SELECT request_id, ttft_ns, verdict FROM request ORDER BY request_id")
+        facts = {row["name"]: row["value"] for row in store.rows("FROM run")}
+        (events,) = store.rows("SELECT count(*) AS n, count(DISTINCT process) AS processes FROM event")
+    assert rows == [
+        {"request_id": "a", "ttft_ns": 60 * MS, "verdict": "complete"},
+        {"request_id": "b", "ttft_ns": 60 * MS, "verdict": "complete"},
+    ]
+    assert (facts["schema_version"], facts["upgraded_from"]) == (str(schema.SCHEMA_VERSION), "1")
+    assert facts["vllm"] == "0.32.0"
+    assert events["n"] == len(push().events) + len(pull().events)
+    assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_an_upgraded_store_has_nothing_left_to_upgrade(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["upgrade", str(older)]) == 0
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "nothing to upgrade" in capsys.readouterr().err
+
+
+def test_a_newer_store_is_left_alone(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect(str(older)) as connection:
+        connection.execute("UPDATE run SET value = '99' WHERE name = 'schema_version'")
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "upgrade kvtrace" in capsys.readouterr().err
+    assert older.read_bytes() == before
+
+
+def test_a_store_that_is_still_recorded_is_left_alone(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    working_path(older).touch()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "still being recorded" in capsys.readouterr().err
+
+
+def test_a_failure_leaves_the_older_store(
+    older: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_store: Store) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("kvtrace.cli.upgrade.analyze", fail)
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "MemoryError" in capsys.readouterr().err
+    assert older.read_bytes() == before
+    assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_nothing_and_something_else_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign = tmp_path / "foreign.txt"
+    foreign.write_text("hello")
+
+    for path in (tmp_path / "nothing.duckdb", foreign):
+        assert cli.main(["upgrade", str(path)]) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
