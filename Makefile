@@ -52,7 +52,7 @@ test: lint ## lint, then all tests, real engines and public load generators incl
 	  $(BIN)/pytest -q -m "not engine"; \
 	else \
 	  $(MAKE) $(CLIENTS)/stamp; \
-	  $(BIN)/pytest -q; \
+	  $(BIN)/pytest -q --durations=25; \
 	fi
 
 test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants a quiet machine
