@@ -113,7 +113,7 @@ class Lab:
             self._start_guard()
             with self._progress:
                 self._start_engines()
-                pollers.calm(self._members.alive())
+                pollers.calm(self.pids())
                 if self._with_router:
                     self._start_router()
         except BaseException as error:
@@ -241,6 +241,10 @@ class Lab:
         """Return each program's exact command by its name, as it can be pasted into a shell."""
         return {program.name: program.shell_line for program in self._programs()}
 
+    def pids(self) -> list[int]:
+        """Return the process ids of everything of this lab that runs."""
+        return self._members.alive()
+
     def restart(self, name: str) -> None:
         """Start a program of this lab that has ended once more, on its old ports, and wait until it answers."""
         program = next((program for program in self._programs() if program.name == name), None)
@@ -257,7 +261,7 @@ class Lab:
                 self._await_router(self.folder / "router.port")
             else:
                 self._await_engines([engine for engine in self.engines if engine.name == name])
-                pollers.calm(self._members.alive())
+                pollers.calm(self.pids())
 
     def failed(self) -> list[str]:
         """Return the names of programs that have ended by themselves."""

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(1200)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
-ROUNDS = 31
-BATCHES = 3
+ROUNDS = 21
+BATCHES = 5
 """At most so many times the rounds."""
 PLAINS_PER_ROUND = 4
 PROMPT_TOKENS = 32
