@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attribution, schema, stages
+from kvtrace import assemble, attempts, attribution, occupancy, schema, stages
 from kvtrace.model import Attribution, Event, Process
 from kvtrace.store import Store
 
@@ -24,34 +25,70 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
     processes = load_processes(store)
+    beside: list[Event] = []
     if since_ns is None:
         events = load_events(store)
         requests = assemble.assemble(events, processes)
         for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
-        events = _load_recent(store, since_ns)
+        events, beside = _load_recent(store, since_ns)
         requests = assemble.assemble(events, processes)
-    around = attribution.surroundings(events, requests, processes)
+    around = attribution.surroundings([*events, *beside], requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
     write(store, answers, replace=since_ns is not None)
     return len(answers)
 
 
-def _load_recent(store: Store, since_ns: int) -> list[Event]:
-    """Return every event of the requests that have one since then, and what their engines did meanwhile."""
+def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
+    """Return every event of the requests that have one since then, and what their engines did meanwhile.
+
+    A retry belongs to the requests that bear its client's id, and whoever holds blocks may keep others waiting.
+    """
     from_ns = since_ns - _LOOK_BACK_NS
     fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
     bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
+    named = store.rows(_NAMED_SQL, {"since": from_ns, "stage": stages.ROUTER_RECEIVED.name})
+    clients = Counter(row["client"] for row in named)
+    wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
+    bases.update(row["request"] for row in named if row["client"] in wanted)
+    linked = store.rows(_LINKED_SQL, {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name]})
+    for row in linked:
+        both = {*assemble.base_ids(row["request"]), *assemble.base_ids(row["other"])}
+        bases.update(both if bases.intersection(both) else ())
     known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
     ids = [row["request"] for row in known if bases.intersection(assemble.base_ids(row["request"]))]
     if not ids:
-        return []
+        return [], []
     own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
     events = _events(store, own, {"since": from_ns, "ids": ids})
     first_ns = min(event.t_ns for event in events)
     around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    return sorted(events + _events(store, around, {"since": first_ns - _MARGIN_NS}))
+    others = (
+        f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
+        "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
+    )
+    holding = {"since": from_ns, "ids": ids, "stages": sorted(occupancy.STAGES)}
+    beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
+    return events, beside
+
+
+_NAMED_SQL = """
+SELECT DISTINCT request, "ref" AS client FROM event WHERE t_ns >= $since AND stage::VARCHAR = $stage AND "ref" <> ''
+"""
+
+
+_LINKED_SQL = """
+SELECT DISTINCT request, "ref" AS other FROM event
+WHERE t_ns >= $since AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
+"""
+
+
+def _names(answer: Attribution) -> set[str]:
+    """Return every id under which a row for this request may stand."""
+    request = answer.request
+    seen = {event.request for events in request.events.values() for event in events}
+    return {request.request_id, request.base_id, *seen}
 
 
 def load_processes(store: Store) -> dict[int, Process]:
@@ -97,7 +134,8 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> Non
     if not answers:
         return
     if replace:
-        ids = pa.table({"request_id": [answer.request.request_id for answer in answers]})
+        # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
+        ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
         store.forget_requests(ids)
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
@@ -143,6 +181,8 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
+        "idle_ns": answer.idle_ns,
+        "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
         "note": answer.note,
     }
     shown = {

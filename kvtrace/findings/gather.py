@@ -16,6 +16,7 @@ from kvtrace.findings.model import (
     Late,
     Pacing,
     Posting,
+    Retried,
     Straggler,
 )
 from kvtrace.store import Store
@@ -122,6 +123,13 @@ SELECT count(*) AS requests, coalesce(sum(held_after_end_ns), 0)::BIGINT AS tota
 FROM request WHERE held_after_end_ns > 0
 """
 
+_RETRIED_SQL = """
+SELECT count(*) AS requests, coalesce(sum(lost_ns), 0)::BIGINT AS total_ns,
+  coalesce(quantile_disc(lost_ns, 0.5), 0) AS median_ns,
+  coalesce(max_by(request_id, lost_ns, $examples), []) AS examples
+FROM request WHERE lost_ns IS NOT NULL
+"""
+
 _PACING_SQL = """
 SELECT r.mode, r.scope, count(*) AS requests, sum(t.decode_ns)::BIGINT AS decode_ns,
   sum(t.extension_ns)::BIGINT AS extension_ns, sum(t.by_others_ns)::BIGINT AS by_others_ns,
@@ -165,6 +173,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
         groups=tuple(groups),
         stragglers=tuple(Straggler(**_plain(row)) for row in store.rows(_STRAGGLERS_SQL, few)),
         held=Held(**_plain(store.rows(_HELD_SQL, few)[0])),
+        retried=Retried(**_plain(store.rows(_RETRIED_SQL, few)[0])),
         lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
         offered_rate_hz=load["offered_rate_hz"] if load else None,
         served_rate_hz=load["served_rate_hz"] if load else None,

@@ -97,6 +97,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Retried:
+    """Requests that are further attempts at lost ones: how many, and the time before them (ns: sum, median), ids."""
+
+    requests: int = 0
+    total_ns: int = 0
+    median_ns: int = 0
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Pacing:
     """Time after the first token in a group (ns, summed), and what connector work made of it."""
 
@@ -130,6 +140,7 @@ class Facts:
     groups: tuple[Group, ...]
     stragglers: tuple[Straggler, ...] = ()
     held: Held = Held()
+    retried: Retried = Retried()
     lost_records: int = 0
     offered_rate_hz: float | None = None
     served_rate_hz: float | None = None
