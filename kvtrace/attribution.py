@@ -43,7 +43,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     return Attribution(
         request=request,
         verdict=named,
-        scope="router" if start == stages.ROUTER_RECEIVED.name and end == stages.ROUTER_FIRST_TOKEN.name else "engine",
+        scope=_scope(start, end),
         note="; ".join(filter(None, [reason, *said])),
         start_ns=start_ns,
         first_token_ns=graph.points[end].t_ns if end is not None and start is not None else None,
@@ -59,6 +59,13 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
+    )
+
+
+def _scope(start: str | None, end: str | None) -> str:
+    """Return where the request was seen; one without a first token is counted with those that had theirs there."""
+    return (
+        "router" if start == stages.ROUTER_RECEIVED.name and end in (None, stages.ROUTER_FIRST_TOKEN.name) else "engine"
     )
 
 

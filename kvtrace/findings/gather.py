@@ -29,8 +29,8 @@ EXAMPLES = 3
 _TIGHT = 0.25
 
 _GROUPS_SQL = """
-SELECT mode, scope, count(*) AS requests, sum(ttft_ns)::BIGINT AS ttft_ns
-FROM request WHERE ttft_ns IS NOT NULL GROUP BY ALL ORDER BY mode, scope
+SELECT mode, scope, count(ttft_ns) AS requests, coalesce(sum(ttft_ns), 0)::BIGINT AS ttft_ns
+FROM request GROUP BY ALL ORDER BY mode, scope
 """
 
 _CAUSES_SQL = """
@@ -141,6 +141,11 @@ WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
 _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"
 
 
+_UNANSWERED_SQL = """
+SELECT coalesce(avg(CASE WHEN verdict IN ('aborted', 'failed') THEN 1.0 ELSE 0.0 END), 0)::DOUBLE AS part FROM request
+"""
+
+
 def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
     """Return the facts of the run in a store; `load` holds its offered and served rates, None where too few."""
     few = {"examples": EXAMPLES}
@@ -177,6 +182,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
         lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
         offered_rate_hz=load["offered_rate_hz"] if load else None,
         served_rate_hz=load["served_rate_hz"] if load else None,
+        unanswered_part=store.rows(_UNANSWERED_SQL)[0]["part"],
     )
 
 
