@@ -24,16 +24,15 @@ _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name
 # The other side's id stands on these, so that they belong to no leg of the engine that emits them.
 _LOOSE = frozenset((stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name))
 _LETS_GO = frozenset((stages.PREFILL_RELEASED.name, stages.LEASE_EXPIRED.name, stages.LEASE_EXTENDED.name))
-TRANSFER_STAGES = frozenset(
-    (
-        stages.PREPARED.name,
-        stages.POST_STARTED.name,
-        stages.POST_ENDED.name,
-        stages.TRANSFER_DONE.name,
-        stages.TRANSFER_FAILED.name,
-        stages.PROBED.name,
-    )
+TRANSFER_STAGES = (
+    stages.PREPARED.name,
+    stages.POST_STARTED.name,
+    stages.POST_ENDED.name,
+    stages.TRANSFER_DONE.name,
+    stages.TRANSFER_FAILED.name,
+    stages.PROBED.name,
 )
+"""The stages of one transfer, in their order: what a later one says of its size replaces what an earlier one said."""
 
 
 def base_ids(engine_request: str, *, suffixed: bool = True) -> list[str]:
