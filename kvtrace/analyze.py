@@ -17,6 +17,8 @@ _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, 
 # A request older than this is not worked out again, and a step that began this long before a request may matter to it.
 _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
+# Blocks taken longer before are not seen to keep a request waiting that is worked out while the run goes on.
+_HOLDING_NS = 60_000_000_000
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -52,12 +54,13 @@ def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]
     clients = Counter(row["client"] for row in named)
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
-    linked = store.rows(_LINKED_SQL, {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name]})
-    for row in linked:
-        both = {*assemble.base_ids(row["request"]), *assemble.base_ids(row["other"])}
-        bases.update(both if bases.intersection(both) else ())
     known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
-    ids = [row["request"] for row in known if bases.intersection(assemble.base_ids(row["request"]))]
+    candidates = {row["request"]: assemble.base_ids(row["request"]) for row in known}
+    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    linking = {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
+    for row in store.rows(_LINKED_SQL, linking):
+        bases.update(assemble.base_ids(row["request"]), assemble.base_ids(row["other"]))
+    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     if not ids:
         return [], []
     own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
@@ -68,7 +71,7 @@ def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]
         f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
         "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
     )
-    holding = {"since": from_ns, "ids": ids, "stages": sorted(occupancy.STAGES)}
+    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES)}
     beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
     return events, beside
 
@@ -81,6 +84,7 @@ SELECT DISTINCT request, "ref" AS client FROM event WHERE t_ns >= $since AND sta
 _LINKED_SQL = """
 SELECT DISTINCT request, "ref" AS other FROM event
 WHERE t_ns >= $since AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
+  AND (request IN (SELECT unnest($names)) OR "ref" IN (SELECT unnest($names)))
 """
 
 

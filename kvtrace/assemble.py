@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -116,29 +117,28 @@ def _join(
 
 def _pairs(members: list[Leg], linked: Mapping[int, tuple[Leg, str]]) -> list[Pair]:
     """Return the legs of one base id in pairs: by link, by equal id, by id without suffix, or as the only two left."""
-    prefills = [leg for leg in members if leg.side == "prefill"]
-    unpaired = [leg for leg in members if leg.side == "decode"]
-    pairs: list[Pair] = []
-    for decode in list(unpaired):
-        prefill, method = linked.get(id(decode), (None, ""))
-        if prefill is not None:
-            # Several answers to one prompt may name the same leg on P.
-            pairs.append((prefill, decode, method))
-            unpaired.remove(decode)
-    taken = {id(prefill) for prefill, _, _ in pairs}
-    prefills = [leg for leg in prefills if id(leg) not in taken]
+    decodes = [leg for leg in members if leg.side == "decode"]
+    # Several answers to one prompt may name the same leg on P.
+    links = ((leg, linked[id(leg)]) for leg in decodes if id(leg) in linked)
+    pairs: list[Pair] = [(prefill, leg, method) for leg, (prefill, method) in links]
+    taken = {id(leg) for pair in pairs for leg in pair[:2]}
     for key in (_name, _stem):
-        for decode in list(unpaired):
-            alike = [leg for leg in prefills if key(leg) == key(decode)]
+        prefills: dict[str, list[Leg]] = defaultdict(list)
+        for leg in members:
+            if leg.side == "prefill" and id(leg) not in taken:
+                prefills[key(leg)].append(leg)
+        for decode in decodes:
+            alike = prefills[key(decode)] if id(decode) not in taken else []
             if alike:
                 prefill = min(alike, key=lambda leg: abs(leg.first_ns - decode.first_ns))
+                alike.remove(prefill)
                 pairs.append((prefill, decode, "base_id"))
-                unpaired.remove(decode)
-                prefills.remove(prefill)
-    if len(prefills) == len(unpaired) == 1:
-        return [*pairs, (prefills[0], unpaired[0], "base_id")]
-    pairs.extend((None, decode, "none") for decode in unpaired)
-    pairs.extend((prefill, None, "none") for prefill in prefills)
+                taken |= {id(prefill), id(decode)}
+    left = [leg for leg in members if id(leg) not in taken]
+    if len(left) == 2 and {leg.side for leg in left} == {"prefill", "decode"}:
+        first, second = sorted(left, key=lambda leg: leg.side == "decode")
+        return [*pairs, (first, second, "base_id")]
+    pairs.extend((None, leg, "none") if leg.side == "decode" else (leg, None, "none") for leg in left)
     return pairs
 
 
@@ -168,13 +168,16 @@ def _claims(sided: list[Leg | None], asked: list[list[Event]]) -> dict[int, list
     Exchanges whose leg was not seen go to the pairs without one, in order.
     """
     claimed: dict[int, list[Event]] = {}
-    left = list(asked)
+    if not asked:
+        return claimed
+    starts = [one[0].t_ns for one in asked]
+    used = set()
     for position, leg in enumerate(sided):
-        if leg is None or not asked:
-            continue
-        begun = [one for one in asked if one[0].t_ns <= leg.first_ns]
-        claimed[position] = begun[-1] if begun else asked[0]
-        left = [one for one in left if one is not claimed[position]]
+        if leg is not None:
+            which = max(0, bisect_right(starts, leg.first_ns) - 1)
+            claimed[position] = asked[which]
+            used.add(which)
+    left = [one for which, one in enumerate(asked) if which not in used]
     lacking = [position for position, leg in enumerate(sided) if leg is None]
     # The answer of a lone pair is its own even where its engine was not seen.
     claimed.update(zip(lacking, left, strict=False))

@@ -21,6 +21,7 @@ _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     for name in {edge.after.name for edge in stages.EDGES}
 }
 _EMPTY = Timeline()
+JOIN_NS = 10_000_000
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -180,10 +181,13 @@ def _after_lost(whole: Part, request: Request) -> list[Part]:
 
 
 def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
-    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in."""
+    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in.
+
+    A reply that comes by chance while the answer is on its way holds nobody: only a long hold tells of a join.
+    """
     whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
     returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
-    if returned is None or not start_ns < returned.t_ns <= end_ns:
+    if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
         return [whole]
     held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, "P's reply, before which the router passes nothing")
     return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]

@@ -20,6 +20,8 @@ _PREFIX = re.compile(rf"^(?:{_PREFIXES})-")
 _CHILD = re.compile(rf"^\d+_(?=(?:{_PREFIXES})-)")
 _ROUTER = "router."
 _HTTP = ("prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
+# Of so many legs of one name the last ones may still be under way.
+_LIVE = 32
 _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
 # The other side's id stands on these, so that they belong to no leg of the engine that emits them.
 _LOOSE = frozenset((stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name))
@@ -128,10 +130,11 @@ def _leg_of(event: Event, found: list[Leg]) -> Leg:
             found.append(Leg(event.request, event.process))
     elif len(found) > 1 and event.stage in _LETS_GO:
         # Blocks are let go in the order in which they were kept.
-        kept = (leg for leg in found if leg.has(stages.PREFILL_FINISHED) and not leg.has(stages.PREFILL_RELEASED))
+        lately = found[-_LIVE:]
+        kept = (leg for leg in lately if leg.has(stages.PREFILL_FINISHED) and not leg.has(stages.PREFILL_RELEASED))
         return next(kept, found[-1])
     elif len(found) > 1 and event.stage in TRANSFER_STAGES:
-        begun = (leg for leg in found if any(_is_same_transfer(event, one) for one in leg.events))
+        begun = (leg for leg in found[-_LIVE:] if any(_is_same_transfer(event, one) for one in leg.events))
         return next(begun, found[-1])
     return found[-1]
 

@@ -12,7 +12,8 @@ from kvtrace.verdict import ENDS_EARLY
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
-IDLE_NS = 1_000_000_000
+# Engines of a quiet deployment rest for seconds; what wakes slowly has slept for longer.
+IDLE_NS = 5_000_000_000
 
 
 def remarks(request: Request, graph: Graph, around: Surroundings, blocks: Blocks, idle_ns: int | None) -> list[str]:

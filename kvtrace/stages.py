@@ -74,7 +74,7 @@ class Stage:
 class Edge:
     """A dependency: `after` waits for `before`, and the time between is charged to `cause`.
 
-    `split` names the evidence that divides the time further (see `kvtrace.evidence`), "" for none.
+    `split` names what divides the time further (see `kvtrace.division`), "" for none.
     """
 
     before: Stage
