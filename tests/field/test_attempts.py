@@ -99,7 +99,7 @@ def test_one_client_id_at_the_same_time_is_no_retry() -> None:
     assert [(answer.request.client_request_id, answer.request.attempt) for answer in answers] == [("c", 0)] * 3
 
 
-def _timed_out(*, failed: bool) -> Trace:
+def timed_out(*, failed: bool) -> Trace:
     """Return two attempts of client request c: at 20,000 the router gives one up, at 20,100 the client is back."""
     first = unanswered(push(name="k1")).without(*[s.name for s in stages.STAGES if s.name.startswith("decode.")])
     first = lacking(first, lambda event: event.stage.startswith(("transfer.", "registration.")))
@@ -112,7 +112,7 @@ def _timed_out(*, failed: bool) -> Trace:
 
 def test_a_retry_says_what_the_lost_attempt_cost() -> None:
     """vllm#29906. Each attempt is explained; without the router's giving up nobody knows that the second is a retry."""
-    found, unknown = by_id(_timed_out(failed=True)), by_id(_timed_out(failed=False))
+    found, unknown = by_id(timed_out(failed=True)), by_id(timed_out(failed=False))
 
     assert (found["k1"].verdict, found["k1"].note) == ("failed", "the router gave up: prefill: timed out")
     assert (found["k1"].blocks.held_ns, found["k1"].blocks.held_after_end_ns) == (30_000 * MS, 10_031 * MS)
@@ -122,12 +122,12 @@ def test_a_retry_says_what_the_lost_attempt_cost() -> None:
 
 
 def test_a_client_that_comes_back_much_later_asks_anew() -> None:
-    late = _timed_out(failed=True).shifted(20_050, attempts.RETRY_NS / MS, only=[s.name for s in stages.STAGES])
+    late = timed_out(failed=True).shifted(20_050, attempts.RETRY_NS / MS, only=[s.name for s in stages.STAGES])
 
     assert by_id(late)["k2"].request.attempt == 0
 
 
-def _two_prefills() -> Trace:
+def two_prefills() -> Trace:
     """Return a pull whose first leg on P got a 502 at 35; 200 ms on a sidecar sends another one under the same id."""
     lost = lacking(pull(), lambda e: not e.stage.startswith("prefill.") or e.stage == "prefill.http_responded")
     lost = renamed(lost, {P_LEG: "cmpl-r1-0-11111111"}).at(35, stages.PREFILL_HTTP_DONE, "r1", 502)
@@ -137,7 +137,7 @@ def _two_prefills() -> Trace:
 
 def test_two_prefills_for_one_decode() -> None:
     """llm-d's sidecar tries the same P again under the same id. The lost leg is an attempt of its own and named."""
-    trace = _two_prefills()
+    trace = two_prefills()
     found = by_id(trace)
     lost, answered = found["cmpl-r1-0-11111111"], found["r1"]
     alone = lacking(
@@ -168,7 +168,7 @@ def test_a_leg_that_the_router_sent_again_is_on_its_way_since_then() -> None:
 # Several answers to one prompt -------------------------------------------------------------------------------
 
 
-def _answers_to_one(count: int) -> Trace:
+def answers_to_one(count: int) -> Trace:
     """Return one prompt with several answers by pull: all name P's leg, each reads its KV by itself, 5 ms apart."""
     trace = Trace()
     for number in range(count):
@@ -185,10 +185,10 @@ def _answers_to_one(count: int) -> Trace:
 
 def test_several_answers_each_have_their_own_hand_off() -> None:
     """vllm#43509. Two of three get their KV; the third is stranded, and P's leg is known for it all the same."""
-    whole = by_id(_answers_to_one(3))
+    whole = by_id(answers_to_one(3))
     stranded = by_id(
         lacking(
-            _answers_to_one(3),
+            answers_to_one(3),
             lambda e: e.request.startswith("2_") and e.stage not in ("decode.enqueued", "decode.allocated"),
         )
     )
@@ -205,7 +205,7 @@ def test_several_answers_each_have_their_own_hand_off() -> None:
 
 def test_a_second_read_after_p_let_go_is_suspect() -> None:
     """vllm#43509. P lets go after the first read at 43.5; the second answer reads at 44 what may be another's."""
-    trace = _answers_to_one(2).at(43.5, stages.PREFILL_RELEASED, P_LEG)
+    trace = answers_to_one(2).at(43.5, stages.PREFILL_RELEASED, P_LEG)
     kept = changed(trace, stages.PREFILL_RELEASED, t_ns=ns(60))
 
     assert by_id(trace)[f"1_{D_LEG}"].verdict == "expired"

@@ -87,7 +87,7 @@ def test_a_notification_before_the_worker_knew_the_request() -> None:
 
 
 def test_a_gap_that_nobody_covers_is_shown() -> None:
-    """vllm#22454. Both engines are quick and the client waits: before P there are 202 ms of which nothing was recorded."""
+    """vllm#22454. Both engines are quick and the client waits: of 202 ms before P nothing was recorded."""
     rest = [s.name for s in stages.STAGES if s is not stages.ROUTER_RECEIVED]
     late = pull().shifted(0, 200, only=rest)
     uncovered = late.without("router.decided", "router.prefill_sent", "router.decode_sent").answer()

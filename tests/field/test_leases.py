@@ -155,3 +155,11 @@ def test_a_lease_is_extended_while_a_rank_of_the_other_side_lives() -> None:
     gone = trace.without("prefill.lease_extended").at(30_032, stages.LEASE_EXPIRED, P_LEG).answer()
 
     assert (kept.verdict, gone.verdict) == ("complete", "expired")
+
+
+def test_what_early_reservation_costs() -> None:
+    """38 blocks of D stand reserved from 3.5 to 45; allocated at 23.5, half as long."""
+    early, later = push().answer().blocks, push(24).shifted(3.4, 20, only=["decode.allocated"]).answer().blocks
+
+    assert (early.reserved_blocks, early.reserved_ns) == (38, 41.5 * MS)
+    assert (later.reserved_blocks, later.reserved_ns) == (38, 21.5 * MS)
