@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attribution, graph, schema, stages
+from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
 from kvtrace.model import Attribution, Event, Process
 from kvtrace.store import Store
 
@@ -16,6 +17,8 @@ _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, 
 # A request older than this is not worked out again, and a step that began this long before a request may matter to it.
 _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
+# Blocks taken longer before are not seen to keep a request waiting that is worked out while the run goes on.
+_HOLDING_NS = 60_000_000_000
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -24,34 +27,72 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
     processes = load_processes(store)
+    beside: list[Event] = []
     if since_ns is None:
         events = load_events(store)
         requests = assemble.assemble(events, processes)
         for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
-        events = _load_recent(store, since_ns)
+        events, beside = _load_recent(store, since_ns)
         requests = assemble.assemble(events, processes)
-    around = attribution.surroundings(events, requests, processes)
+    around = attribution.surroundings([*events, *beside], requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
     write(store, answers, replace=since_ns is not None)
     return len(answers)
 
 
-def _load_recent(store: Store, since_ns: int) -> list[Event]:
-    """Return every event of the requests that have one since then, and what their engines did meanwhile."""
+def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
+    """Return every event of the requests that have one since then, and what their engines did meanwhile.
+
+    A retry belongs to the requests that bear its client's id, and whoever holds blocks may keep others waiting.
+    """
     from_ns = since_ns - _LOOK_BACK_NS
     fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
     bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
+    named = store.rows(_NAMED_SQL, {"since": from_ns, "stage": stages.ROUTER_RECEIVED.name})
+    clients = Counter(row["client"] for row in named)
+    wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
+    bases.update(row["request"] for row in named if row["client"] in wanted)
     known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
-    ids = [row["request"] for row in known if bases.intersection(assemble.base_ids(row["request"]))]
+    candidates = {row["request"]: assemble.base_ids(row["request"]) for row in known}
+    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    linking = {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
+    for row in store.rows(_LINKED_SQL, linking):
+        bases.update(assemble.base_ids(row["request"]), assemble.base_ids(row["other"]))
+    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     if not ids:
-        return []
+        return [], []
     own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
     events = _events(store, own, {"since": from_ns, "ids": ids})
     first_ns = min(event.t_ns for event in events)
     around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    return sorted(events + _events(store, around, {"since": first_ns - _MARGIN_NS}))
+    others = (
+        f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
+        "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
+    )
+    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES)}
+    beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
+    return events, beside
+
+
+_NAMED_SQL = """
+SELECT DISTINCT request, "ref" AS client FROM event WHERE t_ns >= $since AND stage::VARCHAR = $stage AND "ref" <> ''
+"""
+
+
+_LINKED_SQL = """
+SELECT DISTINCT request, "ref" AS other FROM event
+WHERE t_ns >= $since AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
+  AND (request IN (SELECT unnest($names)) OR "ref" IN (SELECT unnest($names)))
+"""
+
+
+def _names(answer: Attribution) -> set[str]:
+    """Return every id under which a row for this request may stand."""
+    request = answer.request
+    seen = {event.request for events in request.events.values() for event in events}
+    return {request.request_id, request.base_id, *seen}
 
 
 def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
@@ -70,14 +111,18 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
     shared = attribution.surroundings(events, requests, processes)
-    for one in requests:
-        if one.request_id == request["request_id"] and one.attempt == request["attempt"]:
-            built = graph.build(one, shared)
-            found = {name: point.t_ns for name, point in built.points.items()}
-            if built.transfer is not None and built.transfer.done_ns:
-                found[stages.TRANSFER_DONE.name] = built.transfer.done_ns
-            return found
-    return {}
+    same = [one for one in requests if one.request_id == request["request_id"]]
+    if not same:
+        return {}
+    # An id may repeat: the one meant is the one that begins when the row says.
+    nearest = min(
+        same, key=lambda one: abs(min(e.t_ns for es in one.events.values() for e in es) - request["start_ns"])
+    )
+    built = graph.build(nearest, shared)
+    found = {name: point.t_ns for name, point in built.points.items()}
+    if built.transfer is not None and built.transfer.done_ns:
+        found[stages.TRANSFER_DONE.name] = built.transfer.done_ns
+    return found
 
 
 def load_processes(store: Store) -> dict[int, Process]:
@@ -123,7 +168,8 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> Non
     if not answers:
         return
     if replace:
-        ids = pa.table({"request_id": [answer.request.request_id for answer in answers]})
+        # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
+        ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
         store.forget_requests(ids)
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
@@ -169,6 +215,8 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
+        "idle_ns": answer.idle_ns,
+        "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
         "note": answer.note,
     }
     shown = {

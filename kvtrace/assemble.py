@@ -1,272 +1,269 @@
-"""Events to requests: which legs, exchanges and transfers belong together, and by what evidence they were joined."""
+"""Legs to requests: which legs, exchanges and transfers are one attempt, and by what evidence they were joined."""
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from kvtrace import stages
+from kvtrace import attempts, legs, stages
+from kvtrace.legs import Leg, base_ids
 from kvtrace.model import Event, Process, Request, Transfer
 
-_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
-_INDEX_SUFFIX = re.compile(r"-(\d+)$")
-_PREFIX = re.compile(r"^(?:cmpl|chatcmpl|resp|embd|score|rerank|pool|classify)-")
 _ROUTER = "router."
-_HTTP = ("prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
-_TRANSFER_STAGES = frozenset(
-    (
-        stages.PREPARED.name,
-        stages.POST_STARTED.name,
-        stages.POST_ENDED.name,
-        stages.TRANSFER_DONE.name,
-        stages.TRANSFER_FAILED.name,
-        stages.PROBED.name,
-    )
-)
-
-
-def base_ids(engine_request: str) -> list[str]:
-    """Return the ids a front end may have sent for this engine-side id, likeliest first.
-
-    vLLM puts a prefix before the id, the prompt's index behind it (completions only) and a random suffix behind that.
-    """
-    stem = _PREFIX.sub("", engine_request)
-    is_completion = engine_request.startswith("cmpl-")
-    candidates = []
-    for text in (_RANDOM_SUFFIX.sub("", stem), stem):
-        if is_completion and _INDEX_SUFFIX.search(text):
-            candidates.append(_INDEX_SUFFIX.sub("", text))
-        candidates.append(text)
-    return list(dict.fromkeys(candidates))
+Pair = tuple[Leg | None, Leg | None, str]
+"""P's leg and D's, either of them None, and the method that joined them."""
 
 
 def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[Request]:
     """Return one Request per attempt, in order of its first event.
 
-    Legs join by what the engines themselves say (P's id in the decode leg's parameters, or the match that P's sender
-    made), else by the id that both legs carry; `join_method` says which. A leg that finds no partner is a request too.
+    Legs join by what the engines themselves say (the match that P's sender made, or P's id in the decode leg's
+    parameters), else by the id that both legs carry; `join_method` says which. A leg that finds no partner is a
+    request too, and so is every further answer to a prompt.
     """
-    sorted_events = sorted(events)
-    legs, fronts, loose = _split(sorted_events, processes)
-    named = set(fronts)
-    groups: dict[str, _Group] = defaultdict(_Group)
-    for key, one in legs.items():
-        base = next((i for i in base_ids(key[1]) if i in named), base_ids(key[1])[0])
-        groups[base].legs.append(one)
-    for base, front in fronts.items():
-        groups[base].front = front
-    links = _links(sorted_events)
+    split = legs.split(sorted(events), processes)
+    linked = _linked(split.legs)
+    groups = _groups(split, linked)
     requests: list[Request] = []
-    for base, group in groups.items():
-        requests.extend(_join(base, group, links, processes))
-    _attach_remote(requests, loose)
+    for base, (members, front) in groups.items():
+        requests.extend(_join(base, members, front, linked, processes))
+    _attach_loose(requests, split.loose)
     for request in requests:
         request.transfers = _transfers(request, processes)
+    attempts.number(requests)
     return sorted(requests, key=_first_ns)
 
 
-class _Leg:
-    """One engine request on one engine: its id and its events."""
-
-    __slots__ = ("engine", "events", "name", "side")
-
-    def __init__(self, name: str, engine: int) -> None:
-        self.name = name
-        self.engine = engine
-        self.events: list[Event] = []
-        self.side = ""
-
-
-class _Group:
-    """Everything under one base id."""
-
-    __slots__ = ("front", "legs")
-
-    def __init__(self) -> None:
-        self.legs: list[_Leg] = []
-        self.front: list[Event] = []
-
-
-def _split(
-    events: list[Event], processes: Mapping[int, Process]
-) -> tuple[dict[tuple[str, str], _Leg], dict[str, list[Event]], list[Event]]:
-    legs: dict[tuple[str, str], _Leg] = {}
-    fronts: dict[str, list[Event]] = defaultdict(list)
-    loose: list[Event] = []
-    for event in events:
-        if not event.request:
-            continue
-        if event.stage.startswith(_ROUTER) or event.stage.startswith(_HTTP):
-            fronts[event.request].append(event)
-            continue
-        if event.stage in (stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name):
-            loose.append(event)
-            continue
-        side = event.stage.partition(".")[0]
-        process = processes.get(event.process)
-        key = (process.engine if process is not None and process.engine else str(event.process), event.request)
-        leg = legs.get(key)
-        if leg is None:
-            leg = legs[key] = _Leg(event.request, event.process)
-        leg.events.append(event)
-        if side in ("prefill", "decode") and not leg.side:
-            leg.side = side
-    for leg in legs.values():
-        leg.side = leg.side or _side_by_transfer(leg.events)
-    return legs, fronts, loose
+def _linked(found: list[Leg]) -> dict[int, tuple[Leg, str]]:
+    """Return by the identity of D's leg P's leg and the method, from what the engines themselves said."""
+    prefills: dict[str, list[Leg]] = defaultdict(list)
+    decodes: dict[str, list[Leg]] = defaultdict(list)
+    for leg in found:
+        (prefills if leg.side == "prefill" else decodes)[leg.name].append(leg)
+    linked: dict[int, tuple[Leg, str]] = {}
+    for same in prefills.values():
+        for leg in same:
+            for event in leg.events:
+                if event.stage == stages.MATCHED.name and event.ref in decodes:
+                    decode = _latest(decodes[event.ref], event.t_ns)
+                    linked[id(decode)] = (leg, "matched")
+    for same in decodes.values():
+        for leg in same:
+            enqueued = leg.first(stages.DECODE_ENQUEUED)
+            if id(leg) not in linked and enqueued is not None and enqueued.ref in prefills:
+                linked[id(leg)] = (_latest(prefills[enqueued.ref], enqueued.t_ns), "remote_request_id")
+    return linked
 
 
-def _side_by_transfer(events: list[Event]) -> str:
-    seen = {event.stage for event in events}
-    return "prefill" if seen & {stages.SENDER_PICKED.name, stages.MATCHED.name} else "decode"
+def _latest(candidates: list[Leg], t_ns: int) -> Leg:
+    """Return the last leg that had begun by then, else the first one."""
+    begun = [leg for leg in candidates if leg.first_ns <= t_ns]
+    return max(begun, key=lambda leg: leg.first_ns) if begun else candidates[0]
 
 
-def _links(events: list[Event]) -> dict[str, tuple[str, str]]:
-    """Return decode-side id -> (prefill-side id, method), from what the engines themselves said."""
-    links: dict[str, tuple[str, str]] = {}
-    for event in events:
-        if event.stage == stages.DECODE_ENQUEUED.name and event.ref:
-            links.setdefault(event.request, (event.ref, "remote_request_id"))
-    for event in events:
-        if event.stage == stages.MATCHED.name and event.ref:
-            links[event.ref] = (event.request, "matched")
-    return links
+def _groups(split: legs.Split, linked: Mapping[int, tuple[Leg, str]]) -> dict[str, tuple[list[Leg], list[Event]]]:
+    """Return by base id its legs and front ends' events. What an engine linked is one group, whatever the ids say."""
+    base_of = dict(zip(map(id, split.legs), legs.bases(split.legs, split.fronts), strict=True))
+    moved: dict[str, str] = {}
+    for leg in split.legs:
+        if (link := linked.get(id(leg))) is not None and base_of[id(link[0])] != base_of[id(leg)]:
+            moved.setdefault(base_of[id(link[0])], base_of[id(leg)])
+    groups: dict[str, tuple[list[Leg], list[Event]]] = {}
+    for leg in split.legs:
+        base = base_of[id(leg)]
+        groups.setdefault(moved.get(base, base), ([], []))[0].append(leg)
+    for name, events in split.fronts.items():
+        groups.setdefault(moved.get(name, name), ([], []))[1].extend(events)
+    return groups
 
 
 def _join(
-    base: str, group: _Group, links: dict[str, tuple[str, str]], processes: Mapping[int, Process]
-) -> list[Request]:
-    prefills = {leg.name: leg for leg in group.legs if leg.side == "prefill"}
-    decodes = [leg for leg in group.legs if leg.side == "decode"]
-    pairs: list[tuple[_Leg | None, _Leg | None, str]] = []
-    unpaired = []
-    for decode in decodes:
-        remote, method = links.get(decode.name, ("", ""))
-        prefill = prefills.pop(remote, None)
-        if prefill is None:
-            unpaired.append(decode)
-        else:
-            pairs.append((prefill, decode, method))
-    for decode in unpaired:
-        name = next(iter(prefills), None)
-        pairs.append((None, decode, "none") if name is None else (prefills.pop(name), decode, "base_id"))
-    pairs.extend((prefill, None, "none") for prefill in prefills.values())
-    if not pairs:
-        pairs = [(None, None, "none")]
-    pairs.sort(key=_pair_ns)
-    exchanges = _exchanges(group.front)
+    base: str, members: list[Leg], front: list[Event], linked: Mapping[int, tuple[Leg, str]],
+    processes: Mapping[int, Process],
+) -> list[Request]:  # fmt: skip
+    """Return the requests under one base id. The router's points belong to the pair that answered."""
+    pairs = sorted(_pairs(members, linked), key=_pair_ns) or [(None, None, "none")]
+    answered = _answered(pairs)
+    asked = legs.exchanges(sorted(front))
+    claimed = {
+        "prefill": _claims([prefill for prefill, _, _ in pairs], asked["prefill"]),
+        "decode": _claims([decode for _, decode, _ in pairs], asked["decode"]),
+    }
+    router = [event for event in sorted(front) if event.stage.startswith(_ROUTER)]
     requests = []
-    for position, (prefill_leg, decode_leg, method) in enumerate(pairs):
-        named = decode_leg or prefill_leg
-        name = base if len(pairs) == 1 or named is None else named.name
-        request = Request(request_id=name, join_method=method)
-        _fill(request, [event for event in group.front if event.stage.startswith(_ROUTER)])
-        for side, part in (("prefill", prefill_leg), ("decode", decode_leg)):
-            if part is not None:
-                _fill(request, part.events)
-            _fill(request, _nth_exchange(exchanges[side], position))
-        request.prefill_engine = _engine(prefill_leg, processes)
-        request.decode_engine = _engine(decode_leg, processes)
-        received = request.events.get(stages.ROUTER_RECEIVED.name)
+    for position, (prefill, decode, method) in enumerate(pairs):
+        named = decode or prefill
+        name = base if position == answered or named is None else named.name
+        request = Request(request_id=name, base_id=base, join_method=method)
+        for part in (prefill, decode):
+            _fill(request, part.events if part is not None else [])
+        for side in ("prefill", "decode"):
+            _fill(request, claimed[side].get(position, []))
+        if position == answered:
+            _fill(request, router)
+        elif claimed["decode"].get(position) is claimed["decode"].get(answered, []):
+            # The exchange is shared with the answer that came first: the content that left was that one's.
+            request.events.pop(stages.DECODE_FIRST_TOKEN_OUT.name, None)
+        request.prefill_engine = _engine(prefill, processes)
+        request.decode_engine = _engine(decode, processes)
+        received = [event for event in router if event.stage == stages.ROUTER_RECEIVED.name]
         if received:
-            request.client_request_id = received[0].ref
-            request.attempt = received[0].a
-        request.mode = _mode(request, prefill_leg, decode_leg)
+            request.client_request_id, request.attempt = received[0].ref, received[0].a
+        request.mode = _mode(request, router, prefill, decode)
         requests.append(request)
     return requests
 
 
-def _pair_ns(pair: tuple[_Leg | None, _Leg | None, str]) -> int:
-    return min((leg.events[0].t_ns for leg in pair[:2] if leg is not None), default=0)
+def _pairs(members: list[Leg], linked: Mapping[int, tuple[Leg, str]]) -> list[Pair]:
+    """Return the legs of one base id in pairs: by link, by equal id, by id without suffix, or as the only two left."""
+    decodes = [leg for leg in members if leg.side == "decode"]
+    # Several answers to one prompt may name the same leg on P.
+    links = ((leg, linked[id(leg)]) for leg in decodes if id(leg) in linked)
+    pairs: list[Pair] = [(prefill, leg, method) for leg, (prefill, method) in links]
+    taken = {id(leg) for pair in pairs for leg in pair[:2]}
+    for key in (_name, _stem):
+        prefills: dict[str, list[Leg]] = defaultdict(list)
+        for leg in members:
+            if leg.side == "prefill" and id(leg) not in taken:
+                prefills[key(leg)].append(leg)
+        for decode in decodes:
+            alike = prefills[key(decode)] if id(decode) not in taken else []
+            if alike:
+                prefill = min(alike, key=lambda leg: abs(leg.first_ns - decode.first_ns))
+                alike.remove(prefill)
+                pairs.append((prefill, decode, "base_id"))
+                taken |= {id(prefill), id(decode)}
+    left = [leg for leg in members if id(leg) not in taken]
+    if len(left) == 2 and {leg.side for leg in left} == {"prefill", "decode"}:
+        first, second = sorted(left, key=lambda leg: leg.side == "decode")
+        return [*pairs, (first, second, "base_id")]
+    pairs.extend((None, leg, "none") if leg.side == "decode" else (leg, None, "none") for leg in left)
+    return pairs
 
 
-def _exchanges(front: list[Event]) -> dict[str, list[list[Event]]]:
-    """Return the HTTP exchanges of one id per side, in time order; a new one begins with each `http_received`."""
-    exchanges: dict[str, list[list[Event]]] = {"prefill": [], "decode": []}
-    for event in front:
-        side = event.stage.partition(".")[0]
-        if side not in exchanges:
-            continue
-        if event.stage.endswith("http_received") or not exchanges[side]:
-            exchanges[side].append([])
-        exchanges[side][-1].append(event)
-    return exchanges
+def _name(leg: Leg) -> str:
+    return leg.name
 
 
-def _nth_exchange(exchanges: list[list[Event]], position: int) -> list[Event]:
-    if not exchanges:
-        return []
-    return exchanges[min(position, len(exchanges) - 1)]
+def _stem(leg: Leg) -> str:
+    return legs.stem(leg.name)
 
 
-def _fill(request: Request, events: list[Event]) -> None:
+def _pair_ns(pair: Pair) -> int:
+    return min((leg.first_ns for leg in pair[:2] if leg is not None), default=0)
+
+
+def _answered(pairs: list[Pair]) -> int:
+    """Return which pair the front end's answer came from: the first on D that had a step and was not aborted."""
+    decodes = [(position, decode) for position, (_, decode, _) in enumerate(pairs) if decode is not None]
+    begun = [one for one in decodes if one[1].has(stages.DECODE_SCHEDULED)]
+    kept = [one for one in begun if not one[1].has(stages.DECODE_ABORTED)]
+    return next(iter(kept or begun or decodes), (len(pairs) - 1, None))[0]
+
+
+def _claims(sided: list[Leg | None], asked: list[list[Event]]) -> dict[int, list[Event]]:
+    """Return by pair its HTTP exchange on one side: the last one begun before its leg, siblings the same.
+
+    Exchanges whose leg was not seen go to the pairs without one, in order.
+    """
+    claimed: dict[int, list[Event]] = {}
+    if not asked:
+        return claimed
+    starts = [one[0].t_ns for one in asked]
+    used = set()
+    for position, leg in enumerate(sided):
+        if leg is not None:
+            which = max(0, bisect_right(starts, leg.first_ns) - 1)
+            claimed[position] = asked[which]
+            used.add(which)
+    left = [one for which, one in enumerate(asked) if which not in used]
+    lacking = [position for position, leg in enumerate(sided) if leg is None]
+    # The answer of a lone pair is its own even where its engine was not seen.
+    claimed.update(zip(lacking, left, strict=False))
+    return claimed
+
+
+def _fill(request: Request, events: Iterable[Event]) -> None:
     for event in events:
         request.events.setdefault(event.stage, []).append(event)
 
 
-def _engine(leg: _Leg | None, processes: Mapping[int, Process]) -> str:
+def _engine(leg: Leg | None, processes: Mapping[int, Process]) -> str:
     if leg is None:
         return ""
-    process = processes.get(leg.engine)
+    process = processes.get(leg.process)
     return process.engine if process is not None else ""
 
 
-def _mode(request: Request, prefill: _Leg | None, decode: _Leg | None) -> str:
+_PUSH = (stages.MATCHED, stages.REGISTRATION_SENT, stages.REGISTRATION_QUEUED, stages.SENDER_PICKED)
+
+
+def _mode(request: Request, router: list[Event], prefill: Leg | None, decode: Leg | None) -> str:
     seen = request.events
-    decided = seen.get(stages.ROUTER_DECIDED.name)
-    if any(
-        stage in seen
-        for stage in (
-            stages.MATCHED.name,
-            stages.REGISTRATION_SENT.name,
-            stages.REGISTRATION_QUEUED.name,
-            stages.SENDER_PICKED.name,
-        )
-    ):
+    if any(stage.name in seen for stage in _PUSH):
         return "push"
     if stages.LOAD_STARTED.name in seen:
         return "pull"
-    if decided and decided[0].ref in ("push", "pull"):
-        return decided[0].ref
+    decided = [event.ref for event in router if event.stage == stages.ROUTER_DECIDED.name]
+    if decided and decided[0] in ("push", "pull", "local"):
+        return decided[0]
     if decode is not None and prefill is None:
         enqueued = seen.get(stages.DECODE_ENQUEUED.name)
         return "local" if enqueued and not enqueued[0].c else "unknown"
     return "unknown"
 
 
-def _attach_remote(requests: list[Request], loose: list[Event]) -> None:
-    """Give each request the events that carry the other side's id: P's receipt of D's registration, orphans."""
-    by_decode_id: dict[str, Request] = {}
+def _attach_loose(requests: list[Request], loose: list[Event]) -> None:
+    """Give each request the events that bear the other side's id: P's receipt of D's registration, orphans.
+
+    Where an id was used twice, the last request that had begun by then is meant.
+    """
+    owners: dict[str, list[Request]] = defaultdict(list)
+    if not loose:
+        return
     for request in requests:
-        for stage in (
-            stages.DECODE_ENQUEUED.name,
-            stages.DECODE_ALLOCATED.name,
-            stages.NOTIFIED.name,
-            stages.REGISTRATION_SENT.name,
-        ):
-            for event in request.events.get(stage, ()):
-                by_decode_id.setdefault(event.request, request)
-    for request in requests:
-        for event in request.events.get(stages.MATCHED.name, ()):
-            by_decode_id.setdefault(event.ref, request)
+        names = {event.request for events in request.events.values() for event in events}
+        names |= {event.ref for event in request.events.get(stages.MATCHED.name, ())}
+        for name in names:
+            owners[name].append(request)
     for event in loose:
-        owner = by_decode_id.get(event.request)
-        if owner is not None:
+        found = owners.get(event.request, [])
+        begun = [request for request in found if _first_ns(request) <= event.t_ns]
+        if found:
+            owner = max(begun, key=_first_ns) if begun else found[0]
             owner.events.setdefault(event.stage, []).append(event)
 
 
 def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Transfer]:
-    found: dict[tuple[int, int], Transfer] = {}
-    for stage in _TRANSFER_STAGES:
+    by_number: dict[tuple[int, int], Transfer] = {}
+    for stage in legs.TRANSFER_STAGES:
         for event in request.events.get(stage, ()):
-            transfer = found.setdefault((event.process, event.a), Transfer(event.process, event.a))
+            transfer = by_number.setdefault((event.process, event.a), Transfer(event.process, event.a))
             _note(transfer, stage, event, processes)
-    notified = request.events.get(stages.NOTIFIED.name, ())
-    for transfer in found.values():
-        if request.mode == "push" and notified:
-            transfer.notified_ns = max(event.t_ns for event in notified)
-    return sorted(found.values(), key=lambda transfer: (transfer.post_started_ns, transfer.process, transfer.number))
+    found = list(by_number.values())
+    if request.mode == "push":
+        # Several answers to one prompt share P's leg, and each is written to its own blocks.
+        names = {event.request for event in request.events.get(stages.DECODE_ENQUEUED.name, ())}
+        found = [transfer for transfer in found if transfer.remote_request in names] or found
+        _notify(request, found, processes)
+    return sorted(found, key=lambda transfer: (transfer.post_started_ns, transfer.process, transfer.number))
+
+
+def _notify(request: Request, transfers: list[Transfer], processes: Mapping[int, Process]) -> None:
+    """Note when D was told of each write. Where each rank of P writes to its like on D, each has its own notification.
+
+    Else nobody says whose was whose, and the last of as many as there are writes stands for all: what comes after is
+    a duplicate.
+    """
+    notified = request.events.get(stages.NOTIFIED.name, [])
+    width = max((one.tp_size for one in processes.values() if one.engine == request.decode_engine), default=1)
+    alike = len(transfers) > 1 and sorted(transfer.rank for transfer in transfers) == list(range(width))
+    for transfer in transfers:
+        own = [event for event in notified if not alike or event.a == transfer.rank]
+        expected = own[: 1 if alike else len(transfers)]
+        transfer.notified_ns = expected[-1].t_ns if expected else 0
+        transfer.remote_process = own[0].process if alike and own else 0
 
 
 def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, Process]) -> None:
@@ -280,7 +277,7 @@ def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, 
         transfer.post_ended_ns, transfer.moved_bytes = event.t_ns, event.b
         transfer.descriptors, transfer.done_at_post = event.c, event.d == 1
     elif stage == stages.TRANSFER_FAILED.name:
-        transfer.failed = True
+        transfer.failed, transfer.reason = True, event.ref
     else:
         if event.b:
             transfer.last_pending_ns = max(transfer.last_pending_ns, event.b + offset_ns)
@@ -292,3 +289,6 @@ def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, 
 
 def _first_ns(request: Request) -> int:
     return min((events[0].t_ns for events in request.events.values()), default=0)
+
+
+__all__ = ["assemble", "base_ids"]

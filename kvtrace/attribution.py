@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import align, critical_path, evidence, pace, stages
+from kvtrace import critical_path, evidence, pace, remarks, stages, verdict
+from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.model import Attribution, Blocks, Event, Hidden, Process, Request, Segment
-
-COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
-EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
-VERDICTS: Mapping[str, str] = {
-    COMPLETE: "every rank's every transfer was seen complete",
-    INCOMPLETE: "records that the hand-off must have left are missing",
-    ABORTED: "the request was aborted before its answer was whole",
-    EXPIRED: "P gave the blocks up before they were handed over",
-    FAILED: "the request or its hand-off failed",
-    RECOMPUTED: "D computed prompt tokens itself instead of using the hand-off",
-    NO_HANDOFF: "no KV was handed over for this request",
-}
-"""What became of a hand-off, each with the sentence that says so."""
+from kvtrace.verdict import ENDS_EARLY, VERDICTS
 
 
 def surroundings(
@@ -32,8 +21,8 @@ def surroundings(
     return Surroundings(
         processes=processes,
         timelines=timelines,
-        least_message_ns=align.least_message_ns(requests, senders),
-        fastest_ns=align.fastest_ns(requests),
+        least_message_ns=least_message_ns(requests, senders),
+        fastest_ns=fastest_ns(requests),
         posted=pace.posts(requests, processes),
     )
 
@@ -47,26 +36,36 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     for segment in segments:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
     low_ns, high_ns = _transfer_bounds(graph, segments, shares_ns[stages.Class.TRANSFER.value])
-    verdict, note = _verdict(request, end is not None, around)
+    blocks, idle_ns = _blocks(request), _idle_ns(request, around)
+    named, reason = verdict.verdict(request, graph, around, has_token=end is not None)
+    said = remarks.remarks(request, graph, around, blocks, idle_ns)
     start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)
     return Attribution(
         request=request,
-        verdict=verdict,
-        scope="router" if start == stages.ROUTER_RECEIVED.name and end == stages.ROUTER_FIRST_TOKEN.name else "engine",
-        note=note,
+        verdict=named,
+        scope=_scope(start, end),
+        note="; ".join(filter(None, [reason, *said])),
         start_ns=start_ns,
         first_token_ns=graph.points[end].t_ns if end is not None and start is not None else None,
         end_ns=_end_ns(request),
         segments=segments,
-        hidden=tuple(_hidden(request, graph, end)),
+        hidden=(*_hidden(request, graph, end), *_hidden_handshakes(request, graph, segments, around)),
         shares_ns=shares_ns,
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
         prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED)),
         output_tokens=_payload(request, (stages.DECODE_FINISHED,)),
-        blocks=_blocks(request),
+        blocks=blocks,
         pace=pace.pace(request, graph, around),
+        idle_ns=idle_ns,
+    )
+
+
+def _scope(start: str | None, end: str | None) -> str:
+    """Return where the request was seen; one without a first token is counted with those that had theirs there."""
+    return (
+        "router" if start == stages.ROUTER_RECEIVED.name and end in (None, stages.ROUTER_FIRST_TOKEN.name) else "engine"
     )
 
 
@@ -133,58 +132,36 @@ def _hidden(request: Request, graph: Graph, end: str | None) -> Iterable[Hidden]
         )
 
 
-def _verdict(request: Request, has_token: bool, around: Surroundings) -> tuple[str, str]:
-    seen = request.events
-    if has_token:
-        return _verdict_of_answer(request, around)
-    if stages.ROUTER_FAILED.name in seen:
-        return FAILED, f"the router gave up: {seen[stages.ROUTER_FAILED.name][0].ref}"
-    if stages.LEASE_EXPIRED.name in seen:
-        return EXPIRED, "P's lease ended before the blocks were handed over"
-    if any(stage.name in seen for stage in _ENDS_EARLY):
-        return ABORTED, "the request was aborted before its first token"
-    if stages.LOAD_FAILED.name in seen or stages.TRANSFER_FAILED.name in seen:
-        return FAILED, "the hand-off failed"
-    return INCOMPLETE, f"no first token was recorded; the last point is {_last_stage(request)}"
+def _hidden_handshakes(
+    request: Request, graph: Graph, segments: tuple[Segment, ...], around: Surroundings
+) -> Iterable[Hidden]:
+    """Yield first contacts of the pair that took place while the request was under way and did not keep it waiting."""
+    prepared = graph.points.get(stages.PREPARED.name)
+    driver, peer = request.prefill_engine, request.decode_engine
+    if request.mode == "pull":
+        driver, peer = peer, driver
+    timeline = around.timelines.get(driver)
+    if prepared is None or timeline is None or not segments:
+        return
+    waited = [(one.start_ns, one.end_ns) for one in segments if one.cause == stages.HANDSHAKE.name]
+    for shake in timeline.handshakes:
+        is_meanwhile = segments[0].start_ns <= shake.start_ns and shake.end_ns <= prepared.t_ns
+        is_on_path = any(start_ns < shake.end_ns and shake.start_ns < end_ns for start_ns, end_ns in waited)
+        if shake.peer == peer and is_meanwhile and not is_on_path:
+            duration_ns, slack_ns = shake.end_ns - shake.start_ns, prepared.t_ns - shake.end_ns
+            yield Hidden(stages.HANDSHAKE.name, shake.start_ns, duration_ns, slack_ns)
 
 
-def _verdict_of_answer(request: Request, around: Surroundings) -> tuple[str, str]:
-    seen = request.events
-    if stages.LOAD_FAILED.name in seen:
-        return RECOMPUTED, "the load failed and D computed the prompt itself"
-    enqueued = seen.get(stages.DECODE_ENQUEUED.name)
-    if not enqueued:
-        return INCOMPLETE, "no event of the engine that answered"
-    if not enqueued[0].c:
-        return NO_HANDOFF, "D was not told of any KV to take over"
-    if not any(event.b for event in seen.get(stages.DECODE_ALLOCATED.name, ())) and stages.READY.name not in seen:
-        return (
-            (COMPLETE, "D had the whole prompt cached")
-            if request.mode != "unknown"
-            else (INCOMPLETE, "no hand-off was seen")
-        )
-    if stages.READY.name not in seen:
-        return INCOMPLETE, "D's scheduler was not seen to learn that the KV is there"
-    if stages.PREFILL_ENQUEUED.name not in seen:
-        return INCOMPLETE, "no event of the engine that computed the prompt"
-    if not request.transfers:
-        return INCOMPLETE, "no transfer was recorded"
-    return _verdict_of_transfers(request, around)
-
-
-def _verdict_of_transfers(request: Request, around: Surroundings) -> tuple[str, str]:
-    unseen = [transfer for transfer in request.transfers if not align.completion_ns(transfer)]
-    if unseen:
-        return INCOMPLETE, f"{len(unseen)} of {len(request.transfers)} transfers were never seen complete"
-    ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
-    expected = max((p.tp_size for p in around.processes.values() if p.engine == request.decode_engine), default=1)
-    if len(ranks) < expected:
-        return INCOMPLETE, f"{len(ranks)} of {expected} ranks of D reported the KV"
-    return COMPLETE, ""
-
-
-def _last_stage(request: Request) -> str:
-    return max(((events[-1].t_ns, stage) for stage, events in request.events.items()), default=(0, "none"))[1]
+def _idle_ns(request: Request, around: Surroundings) -> int | None:
+    """Return how long the engine that the request came to first had made no step, in ns; None if that is unknown."""
+    for stage, engine in (
+        (stages.PREFILL_ENQUEUED, request.prefill_engine),
+        (stages.DECODE_ENQUEUED, request.decode_engine),
+    ):
+        events, timeline = request.events.get(stage.name), around.timelines.get(engine)
+        if events and timeline is not None:
+            return timeline.idle_ns(events[0].t_ns)
+    return None
 
 
 def _first_ns(request: Request) -> int:
@@ -205,14 +182,6 @@ def _end_ns(request: Request) -> int:
     return max((event.t_ns for events in request.events.values() for event in events), default=0)
 
 
-_ENDS_EARLY = (
-    stages.ROUTER_CANCELLED,
-    stages.DECODE_ABORTED,
-    stages.PREFILL_ABORTED,
-    stages.DECODE_HTTP_DISCONNECTED,
-)
-
-
 def _blocks(request: Request) -> Blocks:
     """Return what the hand-off kept occupied on either side."""
     seen = request.events
@@ -229,7 +198,8 @@ def _blocks(request: Request) -> Blocks:
         for event in seen.get(stage.name, ())
         if kept and event.t_ns >= kept[0].t_ns
     ]
-    over = [t_ns for stage in _ENDS_EARLY if (t_ns := first_ns(stage)) is not None]
+    ends = (*ENDS_EARLY, stages.ROUTER_FAILED)
+    over = [t_ns for stage in ends if (t_ns := first_ns(stage)) is not None]
     held_ns = min(let_go) - kept[0].t_ns if let_go else None
     return Blocks(
         reserved_blocks=reserved[0].a if reserved else 0,

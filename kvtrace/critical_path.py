@@ -1,24 +1,27 @@
 """One request's graph, walked back from its first token to the last-arriving predecessor, again and again.
 
 This is the reference walk: `path` returns segments that tile [start, first token] exactly, in integer nanoseconds.
-Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtrace.evidence`.
+Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtrace.division`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvtrace import align, evidence, stages
-from kvtrace.evidence import Part, Timeline
+from kvtrace import align, division, stages
+from kvtrace.division import Part, Wait
+from kvtrace.evidence import Timeline
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import Point, Request, Segment
+from kvtrace.model import Point, Posted, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
 _EMPTY = Timeline()
+JOIN_NS = 10_000_000
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -119,28 +122,75 @@ def _divide(
     if end_ns <= start_ns:
         return []
     side = edge.split.partition(".")[0]
-    engine = request.prefill_engine if side == "prefill" else request.decode_engine
-    timeline = around.timelines.get(engine, _EMPTY)
+    timeline = around.timelines.get(_engine(request, side), _EMPTY)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if edge.split.endswith(".wait"):
-        return evidence.divide_engine_wait(start_ns, end_ns, timeline, side)
+        looked = () if edge.before is stages.READY else _looked(request, side)
+        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
     if edge.split.endswith(".steps"):
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return evidence.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
     if edge.split.endswith(".ride") and timeline.steps:
-        return evidence.divide_ride(start_ns, end_ns, timeline, edge.cause.name)
+        return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name)
     if edge.split.endswith(".tail"):
         steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return evidence.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
-    sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
+        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
     if edge.split == "sender":
-        return evidence.divide_sender_wait(start_ns, end_ns, sender)
+        return _divide_sender(start_ns, end_ns, graph, request, around)
     if edge.split == "registration":
         return _divide_registration(start_ns, end_ns, graph, request, around)
     if edge.split == "handshake":
-        return _divide_handshake(edge, start_ns, end_ns, request, around)
+        return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
+    if edge.split == "join":
+        return _divide_join(edge, start_ns, end_ns, graph)
     waited_for = "nothing that was recorded" if edge.cause is stages.UNKNOWN else edge.after.name
-    return [Part(start_ns, end_ns, edge.cause.name, waited_for)]
+    if graph.last_rank and edge.after.name in _RANKED:
+        waited_for = graph.last_rank
+    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
+    return _after_lost(whole, request) if edge.before.name in _SENT else [whole]
+
+
+_RANKED = frozenset(
+    stage.name for stage in (stages.POST_ENDED, stages.ARRIVED, stages.NOTIFIED, stages.TRANSFER_DONE, stages.REPORTED)
+)
+_SENT = frozenset((stages.ROUTER_PREFILL_SENT.name, stages.ROUTER_DECODE_SENT.name))
+
+
+def _engine(request: Request, side: str) -> str:
+    return request.prefill_engine if side == "prefill" else request.decode_engine
+
+
+def _looked(request: Request, side: str) -> list[int] | None:
+    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to."""
+    stage = stages.PREFILL_CONSIDERED if side == "prefill" else stages.DECODE_CONSIDERED
+    return [event.t_ns for event in request.events.get(stage.name, ())] or None
+
+
+def _after_lost(whole: Part, request: Request) -> list[Part]:
+    """Divide a leg's way to its engine: what went before under the same id and was lost is not the way's fault."""
+    lost = [one for one in request.lost if one.end_ns > whole.start_ns and one.start_ns < whole.end_ns]
+    if not lost:
+        return [whole]
+    begin_ns, stop_ns = max(whole.start_ns, lost[0].start_ns), min(whole.end_ns, lost[-1].end_ns)
+    parts = [
+        whole._replace(end_ns=begin_ns),
+        Part(begin_ns, stop_ns, stages.ATTEMPT_LOST.name, ", ".join(one.request_id for one in lost)),
+        whole._replace(start_ns=stop_ns),
+    ]
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
+    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in.
+
+    A reply that comes by chance while the answer is on its way holds nobody: only a long hold tells of a join.
+    """
+    whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
+    returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
+    if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
+        return [whole]
+    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, "P's reply, before which the router passes nothing")
+    return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]
 
 
 def _sender_process(graph: Graph) -> int:
@@ -150,14 +200,27 @@ def _sender_process(graph: Graph) -> int:
     return picked.process if picked is not None else -1
 
 
+def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings) -> list[Part]:
+    """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
+    process = _sender_process(graph)
+    awake = around.timelines.get(request.prefill_engine, _EMPTY).sender(process)
+    posted = around.posted.get(request.prefill_engine, [])
+    others: list[Posted] = []
+    for post in posted[bisect_right(posted, start_ns, key=lambda one: one.end_ns) :]:
+        if post.start_ns >= end_ns:
+            break
+        if post.request_id != request.request_id and post.process in (0, process):
+            others.append(post)
+    return division.divide_sender_wait(start_ns, end_ns, awake, others)
+
+
 def _divide_registration(
     start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
 ) -> list[Part]:
     """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it."""
     arrival_ns = graph.registration_arrival_ns
-    sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
     if arrival_ns is None or arrival_ns <= start_ns:
-        return evidence.divide_sender_wait(start_ns, end_ns, sender)
+        return _divide_sender(start_ns, end_ns, graph, request, around)
     arrival_ns = min(arrival_ns, end_ns)
     parts: list[Part] = []
     at_ns = start_ns
@@ -171,10 +234,10 @@ def _divide_registration(
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
             decode = around.timelines.get(request.decode_engine, _EMPTY)
-            parts.extend(evidence.divide_by_handshake(late, decode, request.prefill_engine))
+            parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
-    parts.extend(evidence.divide_sender_wait(arrival_ns, end_ns, sender))
+    parts.extend(_divide_sender(arrival_ns, end_ns, graph, request, around))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
@@ -192,18 +255,20 @@ def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
     timeline = around.timelines.get(request.decode_engine, _EMPTY)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
+    wait = Wait(timeline, "decode", _looked(request, "decode"))
     return [
         part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
-        for part in evidence.divide_engine_wait(start_ns, end_ns, timeline, "decode")
+        for part in division.divide_engine_wait(start_ns, end_ns, wait)
     ]
 
 
 def _divide_handshake(
-    edge: stages.Edge, start_ns: int, end_ns: int, request: Request, around: Surroundings
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
 ) -> list[Part]:
     """Divide the time to prepare a transfer: a handshake of the side that drives it with the other, then preparing."""
     driver, peer = request.prefill_engine, request.decode_engine
     if request.mode == "pull":
         driver, peer = peer, driver
+    process = graph.transfer.process if graph.transfer is not None else None
     part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
-    return evidence.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer)
+    return division.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer, process)

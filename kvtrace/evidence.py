@@ -1,46 +1,31 @@
-"""What else was going on: engine steps and sender threads, and how they divide a wait into causes.
-
-A wait is charged to something only while that something is known to be outstanding; the rest is unattributed.
-"""
+"""What else was going on in an engine: its steps, its sender threads, its handshakes, who held its KV blocks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
-from kvtrace import stages
-from kvtrace.model import Awake, Event, Process, Step
-
-# Between two steps the scheduler takes in results and makes up the next step; after a step without work vLLM's loop
-# sleeps one millisecond, from which a busy Linux wakes it up to a time slice (3 ms) late. Longer pauses are nobody's.
-TURN_NS = 1_000_000
-EMPTY_TURN_NS = 4_000_000
-
-
-class Part(NamedTuple):
-    """A stretch of a wait with its cause: start and end in unix ns, the cause's name, what was waited for."""
-
-    start_ns: int
-    end_ns: int
-    cause: str
-    waited_for: str
+from kvtrace import occupancy, stages
+from kvtrace.model import Awake, Event, Handshake, Process, Step
+from kvtrace.occupancy import Occupancy
 
 
 class Timeline:
-    """The steps of one engine in order, the sender threads of its workers, its handshakes as (start, end, peer)."""
+    """The steps of one engine in order, the sender threads of its workers, its handshakes, its blocks."""
 
     def __init__(
         self,
         steps: Iterable[Step] = (),
         senders: Mapping[int, list[Awake]] | None = None,
-        handshakes: Iterable[tuple[int, int, str]] = (),
+        handshakes: Iterable[Handshake] = (),
+        held: Occupancy | None = None,
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
         self.by_number = {step.step: step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
+        self.occupancy = held or Occupancy()
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
@@ -55,6 +40,18 @@ class Timeline:
                 return step
         return None
 
+    def idle_ns(self, at_ns: int) -> int | None:
+        """Return for how long no step had run at `at_ns`, in ns; None before the first step."""
+        position = bisect_right(self._scheduled, at_ns) - 1
+        if position < 0:
+            return None
+        return max(0, at_ns - max(step_end_ns(step) for step in self.steps[max(0, position - 1) : position + 1]))
+
+    @property
+    def last_ns(self) -> int:
+        """Return when its last step was over, unix ns; 0 without steps."""
+        return step_end_ns(self.steps[-1]) if self.steps else 0
+
     def sender(self, process: int) -> list[Awake]:
         """Return when that worker's sender thread was awake, in order."""
         return self.senders.get(process, [])
@@ -66,10 +63,11 @@ def step_end_ns(step: Step) -> int:
 
 
 def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict[str, Timeline]:
-    """Return per engine id its steps and sender threads, from all events of a run."""
+    """Return per engine id its steps, sender threads, handshakes and blocks, from all events of a run."""
     raw: dict[str, dict[int, dict[str, list[Event]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     handshakes: dict[str, list[Event]] = defaultdict(list)
+    holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         process = processes.get(event.process)
         if process is None:
@@ -80,12 +78,15 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             senders[process.engine][event.process].append(event)
         elif event.stage.startswith("handshake."):
             handshakes[process.engine].append(event)
-    engines = set(raw) | set(senders) | set(handshakes)
+        elif event.stage in occupancy.STAGES:
+            holding[process.engine][event.request].append(event)
+    engines = set(raw) | set(senders) | set(handshakes) | set(holding)
     return {
         engine: Timeline(
             [_step(number, found) for number, found in raw[engine].items() if found],
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
+            Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
         )
         for engine in engines
     }
@@ -128,8 +129,8 @@ def _awake(seen: list[Event]) -> list[Awake]:
     return stretches
 
 
-def _handshakes(seen: list[Event]) -> list[tuple[int, int, str]]:
-    """Return (start, end, peer engine) of every handshake of one engine; one that never ended ends with time."""
+def _handshakes(seen: list[Event]) -> list[Handshake]:
+    """Return every handshake of one engine; one that never ended ends with time."""
     spans = []
     begun: dict[tuple[int, str], int] = {}
     for event in sorted(seen):
@@ -137,174 +138,5 @@ def _handshakes(seen: list[Event]) -> list[tuple[int, int, str]]:
         if event.stage == stages.HANDSHAKE_STARTED.name:
             begun.setdefault(key, event.t_ns)
         elif key in begun:
-            spans.append((begun.pop(key), event.t_ns, event.ref))
-    return spans + [(start_ns, 2**63 - 1, peer) for (_, peer), start_ns in begun.items()]
-
-
-def divide_by_handshake(part: Part, timeline: Timeline, peer: str) -> list[Part]:
-    """Divide a stretch by the engine's handshakes with that peer: while one is under way, that is the cause."""
-    parts: list[Part] = []
-    at_ns = part.start_ns
-    for start_ns, end_ns, engine in timeline.handshakes:
-        begin_ns, stop_ns = max(at_ns, start_ns), min(part.end_ns, end_ns)
-        if engine != peer or stop_ns <= begin_ns:
-            continue
-        parts.append(part._replace(start_ns=at_ns, end_ns=begin_ns))
-        parts.append(Part(begin_ns, stop_ns, stages.HANDSHAKE.name, f"agent metadata of {peer}"))
-        at_ns = stop_ns
-    parts.append(part._replace(start_ns=at_ns))
-    return [one for one in parts if one.end_ns > one.start_ns]
-
-
-# Dividing a wait -----------------------------------------------------------------------------------------
-
-
-def divide_engine_wait(start_ns: int, end_ns: int, timeline: Timeline, side: str) -> list[Part]:
-    """Divide a wait for a place in a step: the step that runs, then steps that passed the request over, then nothing.
-
-    Times in unix ns; the parts tile [start_ns, end_ns).
-    """
-    boundary, queue, capacity = f"{side}.step_boundary", f"{side}.queue", f"{side}.capacity"
-    parts: list[Part] = []
-    at_ns = start_ns
-    turn_ns, passed_over = TURN_NS, False
-    step = timeline.running(start_ns)
-    if step is not None:
-        stop_ns = min(step_end_ns(step), end_ns)
-        parts.append(Part(at_ns, stop_ns, boundary, f"the end of step {step.step}"))
-        at_ns = stop_ns
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    for step in timeline.between(start_ns + 1, end_ns):
-        stop_ns = min(step_end_ns(step), end_ns)
-        if stop_ns <= at_ns:
-            continue
-        cause, reason = (
-            (queue, f"a place in step {step.step}")
-            if step.tokens
-            else (capacity, "blocks that no computing request holds")
-        )
-        begin_ns = max(at_ns, step.scheduled_ns)
-        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause if passed_over else boundary))
-        parts.append(Part(begin_ns, stop_ns, cause, reason))
-        at_ns, passed_over = stop_ns, True
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(divide_turn(at_ns, end_ns, turn_ns, (queue if parts and parts[-1].cause == queue else boundary)))
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-def divide_ride(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
-    """Divide the time in which an order rides from scheduler to worker: steps and the scheduler's turns are known."""
-    parts: list[Part] = []
-    at_ns, turn_ns = start_ns, TURN_NS
-    running = timeline.running(start_ns)
-    for step in ([running] if running is not None else []) + timeline.between(start_ns + 1, end_ns):
-        begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
-        if stop_ns <= at_ns:
-            continue
-        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause))
-        parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}"))
-        at_ns = stop_ns
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(divide_turn(at_ns, end_ns, turn_ns, cause))
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-def divide_turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
-    """Charge a pause between steps to `cause` for as long as the scheduler's own turn may take, the rest to nothing."""
-    known_ns = min(end_ns, start_ns + turn_ns)
-    return [
-        Part(start_ns, known_ns, cause, "the scheduler's next turn"),
-        Part(known_ns, end_ns, stages.UNKNOWN.name, "nothing that was recorded"),
-    ]
-
-
-def divide_steps(
-    begun_ns: int, computed_ns: int, own: list[tuple[Step, bool]], timeline: Timeline, side: str
-) -> list[Part]:
-    """Divide the time from the first to the last of a request's own steps. `own` holds (step, works on the prompt).
-
-    Own steps are compute, the way from scheduler to worker is launch, steps in between are others', pauses are nothing.
-    """
-    forward = f"{side}.forward" if side == "prefill" else ""
-    launch, sample, others = f"{side}.launch", f"{side}.sample", f"{side}.others"
-    parts: list[Part] = []
-    at_ns = begun_ns
-    for position, (step, is_prompt) in enumerate(own):
-        last = position == len(own) - 1
-        run = forward or (stages.DECODE_PREFILL.name if is_prompt else stages.FIRST_STEP.name)
-        if step.scheduled_ns > at_ns:
-            parts.extend(_others(at_ns, min(step.scheduled_ns, computed_ns), timeline, others))
-            at_ns = step.scheduled_ns
-        started_ns = step.started_ns or step.scheduled_ns
-        forwarded_ns = computed_ns if last else step.forwarded_ns or step_end_ns(step)
-        parts.append(Part(at_ns, min(max(at_ns, started_ns), computed_ns), launch, f"the start of step {step.step}"))
-        at_ns = min(max(at_ns, started_ns), computed_ns)
-        if not last and step.before_forward_ns:
-            parts.append(
-                Part(
-                    at_ns,
-                    at_ns + step.before_forward_ns,
-                    stages.STEP_CONNECTOR.name,
-                    f"the connector in step {step.step}",
-                )
-            )
-            at_ns += step.before_forward_ns
-        parts.append(Part(at_ns, min(max(at_ns, forwarded_ns), computed_ns), run, f"step {step.step}"))
-        at_ns = min(max(at_ns, forwarded_ns), computed_ns)
-        if not last:
-            tail_end_ns = min(step_end_ns(step), own[position + 1][0].scheduled_ns, computed_ns)
-            if tail_end_ns > at_ns:
-                parts.extend(divide_tail(at_ns, tail_end_ns, step, sample))
-                at_ns = tail_end_ns
-    if at_ns < computed_ns:
-        parts.append(Part(at_ns, computed_ns, stages.UNKNOWN.name, "nothing that was recorded"))
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-def _others(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
-    parts: list[Part] = []
-    at_ns = start_ns
-    for step in timeline.between(start_ns, end_ns):
-        if not step.tokens:
-            continue
-        stop_ns = min(step_end_ns(step), end_ns)
-        if stop_ns <= at_ns:
-            continue
-        begin_ns = max(at_ns, step.scheduled_ns)
-        parts.extend(divide_turn(at_ns, begin_ns, TURN_NS, cause))
-        parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}, which works on others"))
-        at_ns = stop_ns
-    parts.extend(divide_turn(at_ns, end_ns, TURN_NS, cause))
-    return parts
-
-
-def divide_tail(start_ns: int, end_ns: int, step: Step | None, sample: str) -> list[Part]:
-    """Divide the time after a step's forward: the connector on the forward thread, sampling and taking in."""
-    if step is None:
-        return [Part(start_ns, end_ns, sample, "the step's result")]
-    connected_ns = min(max(step.connected_ns, start_ns), end_ns)
-    after_forward_ns = max(0, step.connector_ns - step.before_forward_ns)
-    connector_start_ns = max(start_ns, connected_ns - after_forward_ns)
-    parts = [
-        Part(start_ns, connector_start_ns, sample, "the step's result"),
-        Part(connector_start_ns, connected_ns, stages.STEP_CONNECTOR.name, f"the connector in step {step.step}"),
-        Part(connected_ns, end_ns, sample, "the step's result"),
-    ]
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake]) -> list[Part]:
-    """Divide a wait for a sender thread: asleep although its work has arrived, or awake with something else."""
-    parts: list[Part] = []
-    at_ns = start_ns
-    for stretch in awake[max(0, bisect_right(awake, start_ns, key=lambda one: one.start_ns) - 1) :]:
-        if stretch.start_ns >= end_ns:
-            break
-        if stretch.end_ns <= at_ns:
-            continue
-        begin_ns, stop_ns = max(at_ns, stretch.start_ns), min(stretch.end_ns, end_ns)
-        parts.append(Part(at_ns, begin_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
-        parts.append(Part(begin_ns, stop_ns, stages.WRITER_BUSY.name, "the sender thread's other work"))
-        at_ns = stop_ns
-    parts.append(Part(at_ns, end_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
-    return [part for part in parts if part.end_ns > part.start_ns]
+            spans.append(Handshake(begun.pop(key), event.t_ns, event.ref, event.process))
+    return spans + [Handshake(start_ns, 2**63 - 1, peer, process) for (process, peer), start_ns in begun.items()]

@@ -28,7 +28,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The points of one request by name, and the evidence needed to divide its waits."""
+    """The points of one request by name, and the evidence needed to divide its waits.
+
+    `last_rank` says which rank the others waited for, "" where there is one only.
+    """
 
     points: Mapping[str, Point]
     transfer: Transfer | None
@@ -37,14 +40,14 @@ class Graph:
     arrived_low_ns: int
     arrived_high_ns: int
     registration_arrival_ns: int | None
+    last_rank: str = ""
 
 
 def build(request: Request, around: Surroundings) -> Graph:
     """Return the request's points: stamped ones reduced to the one that counts, and the derived ones."""
     points: dict[str, Point] = {}
     for stage, events in request.events.items():
-        chosen = _chosen(stage, events)
-        points[stage] = Point(chosen.t_ns, chosen.process)
+        points[stage] = _at(_chosen(stage, events))
     prefill = around.timelines.get(request.prefill_engine, _EMPTY)
     decode = around.timelines.get(request.decode_engine, _EMPTY)
     prefill_steps = _own_steps(request.events.get(stages.PREFILL_SCHEDULED.name, ()), prefill, 0)
@@ -52,16 +55,24 @@ def build(request: Request, around: Surroundings) -> Graph:
     decode_steps = _own_steps(request.events.get(stages.DECODE_SCHEDULED.name, ()), decode, 1)
     _derive_prefill(points, request, prefill_steps)
     decode_steps = _derive_decode(points, request, decode_steps)
-    transfer = _last_transfer(request)
+    reported = _settle(points, request)
+    transfer = _last_transfer(request, reported)
     low_ns = high_ns = 0
     if transfer is not None:
         low_ns, arrived_ns, high_ns = bracket(transfer, _fastest(request, transfer, around))
         _place_transfer(points, transfer, arrived_ns)
+        _narrow(points, request, transfer)
         # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
         other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
         points.pop(other.name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
-    return Graph(points, transfer, tuple(prefill_steps), tuple(decode_steps), low_ns, high_ns, arrival_ns)
+    last_rank = _last_rank(request, transfer, reported)
+    own = tuple(prefill_steps), tuple(decode_steps)
+    return Graph(points, transfer, *own, low_ns, high_ns, arrival_ns, last_rank)
+
+
+def _at(event: Event) -> Point:
+    return Point(event.t_ns, event.process)
 
 
 def _chosen(stage: str, events: list[Event]) -> Event:
@@ -79,6 +90,68 @@ _LAST_COUNTS = frozenset(
         stages.REGISTRATION_QUEUED,
     )
 )  # fmt: skip
+
+
+def _settle(points: dict[str, Point], request: Request) -> Event | None:
+    """Let no completion count that came when its effect was there already; return the last rank's report.
+
+    Completions come twice and late in the field. A leg that was sent again is on its way since the last sending.
+    """
+    seen = request.events
+    for sent, arrived in (
+        (stages.ROUTER_PREFILL_SENT, (stages.PREFILL_HTTP_RECEIVED, stages.PREFILL_ENQUEUED)),
+        (stages.ROUTER_DECODE_SENT, (stages.DECODE_HTTP_RECEIVED, stages.DECODE_ENQUEUED)),
+    ):
+        limit = next((points[stage.name] for stage in arrived if stage.name in points), None)
+        if sent.name in seen:
+            points[sent.name] = _at(_latest(seen[sent.name], limit))
+    if stages.READY.name in seen:
+        points[stages.READY.name] = _at(_latest(seen[stages.READY.name], points.get(stages.DECODE_BEGUN.name)))
+    if stages.REPORTED.name not in seen:
+        return None
+    reported = _latest(seen[stages.REPORTED.name], points.get(stages.READY.name))
+    points[stages.REPORTED.name] = _at(reported)
+    if stages.NOTIFIED.name in seen:
+        own = [event for event in seen[stages.NOTIFIED.name] if event.process == reported.process]
+        points[stages.NOTIFIED.name] = _at(_latest(own or seen[stages.NOTIFIED.name], _at(reported)))
+    return reported
+
+
+def _latest(events: list[Event], limit: Point | None) -> Event:
+    """Return the last event that is not after `limit`, the last of all where none or no limit is."""
+    fitting = [event for event in events if limit is None or event.t_ns <= limit.t_ns]
+    return max(fitting or events)
+
+
+def _narrow(points: dict[str, Point], request: Request, transfer: Transfer) -> None:
+    """Let the stages that each rank passes by itself be those of the rank that the request waited for."""
+    prepared = points.get(stages.PREPARED.name)
+    for stage in _OF_THE_DRIVER[request.mode == "push"]:
+        own = [event for event in request.events.get(stage.name, ()) if event.process == transfer.process]
+        if own:
+            points[stage.name] = _at(_latest(own, prepared))
+    if request.mode == "push" and transfer.remote_process:
+        for stage in (stages.REGISTRATION_QUEUED, stages.REGISTRATION_SENT):
+            own = [event for event in request.events.get(stage.name, ()) if event.process == transfer.remote_process]
+            if own:
+                points[stage.name] = _at(max(own))
+
+
+_OF_THE_DRIVER = {
+    True: (stages.PREFILL_STAGED, stages.SENDER_PICKED, stages.MATCHED, stages.REGISTRATION_RECEIVED),
+    False: (stages.LOAD_STARTED,),
+}
+
+
+def _last_rank(request: Request, transfer: Transfer | None, reported: Event | None) -> str:
+    """Return which rank the others waited for, "" where there is one only."""
+    ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
+    if reported is not None and len(ranks) > 1:
+        return f"rank {reported.a} of D, the last of {len(ranks)}"
+    drivers = {one.rank for one in request.transfers}
+    if transfer is not None and len(drivers) > 1:
+        return f"the transfer of rank {transfer.rank}, the last of {len(drivers)}"
+    return ""
 
 
 def _own_steps(
@@ -123,9 +196,13 @@ def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[S
     return needed
 
 
-def _last_transfer(request: Request) -> Transfer | None:
-    """Return the transfer that completed last: the one whose rank made the request wait."""
+def _last_transfer(request: Request, reported: Event | None) -> Transfer | None:
+    """Return the transfer that completed last of those that the last rank of D waited for."""
     posted = [transfer for transfer in request.transfers if transfer.post_started_ns and not transfer.failed]
+    if reported is not None:
+        is_push = request.mode == "push"
+        own = [one for one in posted if (one.remote_process if is_push else one.process) == reported.process]
+        posted = own or posted
     return max(posted, key=lambda one: (align.completion_ns(one), one.post_ended_ns), default=None)
 
 

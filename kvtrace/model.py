@@ -56,6 +56,15 @@ class Step:
     requests: int
 
 
+class Handshake(NamedTuple):
+    """One exchange of agent metadata: when, in unix ns, with which engine, begun by which process."""
+
+    start_ns: int
+    end_ns: int
+    peer: str
+    process: int = 0
+
+
 class Awake(NamedTuple):
     """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
 
@@ -66,7 +75,10 @@ class Awake(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """One transfer of one rank pair, as the side that drives it saw it. Times in unix ns, 0 where unseen."""
+    """One transfer of one rank pair, as the side that drives it saw it. Times in unix ns, 0 where unseen.
+
+    `remote_process` is the worker on D that was told of a write, where it is known whose write it was told of.
+    """
 
     process: int
     number: int
@@ -84,13 +96,26 @@ class Transfer:
     remote_request: str = ""
     remote_process: int = 0
     notified_ns: int = 0
+    reason: str = ""
+
+
+class Lost(NamedTuple):
+    """An earlier attempt at the same request that ended without an answer, until the next began. Unix ns."""
+
+    request_id: str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(slots=True)
 class Request:
-    """One attempt of one request: every event that belongs to it, and where its legs ran."""
+    """One attempt of one request: every event that belongs to it, and where its legs ran.
+
+    `base_id` is the id that its front ends were sent; `lost` are the attempts before it, oldest first.
+    """
 
     request_id: str
+    base_id: str = ""
     client_request_id: str = ""
     attempt: int = 0
     join_method: str = ""
@@ -99,6 +124,7 @@ class Request:
     decode_engine: str = ""
     events: dict[str, list[Event]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +149,12 @@ class Hidden:
 
 
 class Posted(NamedTuple):
-    """One call that posted a transfer: when, in unix ns, and for which request."""
+    """One call that posted a transfer: when, in unix ns, for which request, in which process."""
 
     start_ns: int
     end_ns: int
     request_id: str
+    process: int = 0
 
 
 @dataclass(slots=True)
@@ -171,7 +198,10 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen."""
+    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
+
+    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
+    """
 
     request: Request
     verdict: str
@@ -190,6 +220,7 @@ class Attribution:
     output_tokens: int
     blocks: Blocks = field(default_factory=Blocks)
     pace: Pace | None = None
+    idle_ns: int | None = None
 
     @property
     def ttft_ns(self) -> int | None:

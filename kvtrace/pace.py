@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvtrace import evidence, stages
-from kvtrace.evidence import Part, Timeline
+from kvtrace import division, stages
+from kvtrace.division import Part
+from kvtrace.evidence import Timeline
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import Event, Pace, Posted, Process, Request, Step
 
@@ -24,7 +25,7 @@ def posts(requests: Iterable[Request], processes: Mapping[int, Process]) -> dict
         for transfer in request.transfers:
             process = processes.get(transfer.process)
             if process is not None and transfer.post_started_ns and transfer.post_ended_ns:
-                span = Posted(transfer.post_started_ns, transfer.post_ended_ns, request.request_id)
+                span = Posted(transfer.post_started_ns, transfer.post_ended_ns, request.request_id, transfer.process)
                 found.setdefault(process.engine, []).append(span)
     for spans in found.values():
         spans.sort()
@@ -87,7 +88,7 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
         return min(max(t_ns, at_ns), end_ns)
 
     made_ns = inside(step.scheduled_ns)
-    parts = evidence.divide_turn(at_ns, made_ns, evidence.TURN_NS, stages.DECODE_TURN.name)
+    parts = division.divide_turn(at_ns, made_ns, division.TURN_NS, stages.DECODE_TURN.name)
     if not is_own:
         return [*parts, Part(made_ns, max(made_ns, end_ns), stages.DECODE_OTHERS.name, "")]
     started_ns = inside(step.started_ns or step.scheduled_ns)
@@ -100,7 +101,7 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
         Part(started_ns, began_ns, stages.STEP_CONNECTOR.name, ""),
         Part(began_ns, forwarded_ns, forward.name, ""),
     ]
-    return parts + evidence.divide_tail(forwarded_ns, max(forwarded_ns, end_ns), step, stages.DECODE_SAMPLE.name)
+    return parts + division.divide_tail(forwarded_ns, max(forwarded_ns, end_ns), step, stages.DECODE_SAMPLE.name)
 
 
 def extension_ns(step: Step) -> tuple[int, int]:

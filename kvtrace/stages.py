@@ -74,7 +74,7 @@ class Stage:
 class Edge:
     """A dependency: `after` waits for `before`, and the time between is charged to `cause`.
 
-    `split` names the evidence that divides the time further (see `kvtrace.evidence`), "" for none.
+    `split` names what divides the time further (see `kvtrace.division`), "" for none.
     """
 
     before: Stage
@@ -155,6 +155,7 @@ DECODE_PREFILL = _cause("decode.prefill", Class.RUN, Where.DECODE, "D computes p
 DECODE_SAMPLE = _cause("decode.sample", Class.RUN, Where.DECODE, "D's first step samples and D's scheduler takes in the result.", _MORE)
 DECODE_OTHERS = _cause("decode.others", Class.QUEUE, Where.DECODE, "Between the request's own steps D runs steps that work on other requests.", _MORE)
 DECODE_REPLY = _cause("decode.reply", Class.COORDINATION, Where.DECODE, "The first token is on its way from D's HTTP server through the router.", _NET)
+ATTEMPT_LOST = _cause("attempt.lost", Class.COORDINATION, Where.ROUTER, "An earlier attempt under the same id was made and lost, and this one had to wait for that.", "find out why attempts are lost; longer time-outs, other engines")
 UNKNOWN = _cause("unattributed", Class.UNATTRIBUTED, Where.PROCESS, "No recorded event explains this time.", "instrument the part that is missing, or look for a stopped process")
 # Causes that only hidden work has.
 REGISTRATION = _cause("registration", Class.COORDINATION, Where.DECODE, "D's leg arrives, blocks are reserved and the registration is sent while P computes.", "nothing, while it is hidden")
@@ -297,14 +298,19 @@ _edge(ARRIVED, TRANSFER_DONE, DETECTION)
 _edge(NOTIFIED, REPORTED, REPORT)
 _edge(TRANSFER_DONE, REPORTED, REPORT)
 _edge(REPORTED, READY, REPORT)
+_edge(POST_STARTED, TRANSFER_FAILED, POST)
+_edge(POST_ENDED, TRANSFER_FAILED, WIRE)
+_edge(TRANSFER_FAILED, LOAD_FAILED, REPORT)
+_edge(LOAD_STARTED, LOAD_FAILED, PREPARE, "handshake")
+_edge(LOAD_FAILED, DECODE_BEGUN, DECODE_BOUNDARY, "decode.wait")
 _edge(READY, DECODE_BEGUN, DECODE_BOUNDARY, "decode.wait")
 _edge(DECODE_ENQUEUED, DECODE_BEGUN, DECODE_BOUNDARY, "decode.wait")
 _edge(DECODE_BEGUN, DECODE_COMPUTED, FIRST_STEP, "decode.steps")
 _edge(DECODE_COMPUTED, DECODE_SAMPLED, DECODE_SAMPLE, "decode.tail")
 _edge(DECODE_SAMPLED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
 _edge(DECODE_COMPUTED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
-_edge(DECODE_FIRST_TOKEN_OUT, ROUTER_FIRST_TOKEN, DECODE_REPLY)
-_edge(DECODE_SAMPLED, ROUTER_FIRST_TOKEN, DECODE_REPLY)
+_edge(DECODE_FIRST_TOKEN_OUT, ROUTER_FIRST_TOKEN, DECODE_REPLY, "join")
+_edge(DECODE_SAMPLED, ROUTER_FIRST_TOKEN, DECODE_REPLY, "join")
 
 POINTS: tuple[Stage, ...] = tuple(_points)
 EDGES: tuple[Edge, ...] = tuple(_edges)

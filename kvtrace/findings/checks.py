@@ -75,11 +75,15 @@ def router_waits(group: Group) -> Iterator[Finding]:
     total_ns = sum(one.total_ns for _, one in found)
     if reply is None or reply.requests < LEAST_REQUESTS or total_ns < SHARE * group.ttft_ns:
         return
+    if group.mode == "push":
+        # Both legs are under way at once, so P's reply is on the path only where the answer has to wait for it.
+        told = f"The router passes nothing on before P's reply is in: {_part(reply.total_ns, group.ttft_ns)}"
+        share = f"{told} of the time to first token ({_of(group)}) pass with the first token made"
+    else:
+        told = "D hears of a request only after P's reply is back through the router: reply, dispatch and hop take"
+        share = f"{told} {_part(total_ns, group.ttft_ns)} of the time to first token ({_of(group)})"
     yield _finding(
-        "router.waits",
-        f"D hears of a request only after P's reply has gone back through the router: reply, dispatch and hop take "
-        f"{_part(total_ns, group.ttft_ns)} of the time to first token ({_of(group)}), "
-        f"{_ms(total_ns / reply.requests)} a request.",
+        "router.waits", f"{share}, {_ms(total_ns / reply.requests)} a request.",
         Grade.EXPLAINED, stages.ROUTER_DISPATCH, total_ns, "causes", reply.examples,
     )  # fmt: skip
 
@@ -173,6 +177,22 @@ def first_contact(group: Group) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+RECOMPUTE_SHARE = 0.20  # every hand-off of today does it: only a large part is worth a sentence
+
+
+def first_token_again(group: Group) -> Iterator[Finding]:
+    """Report much time in which D computes what P had sampled."""
+    seen = group.causes.get(stages.FIRST_STEP.name)
+    if seen is None or seen.requests < LEAST_REQUESTS or seen.total_ns < RECOMPUTE_SHARE * group.ttft_ns:
+        return
+    yield _finding(
+        stages.FIRST_STEP.name,
+        f"In {seen.requests:,} of {group.requests:,} requests ({_of(group)}) D computes again the first token that P "
+        f"had sampled: {_ms(seen.median_ns)} at the median, {_part(seen.total_ns, group.ttft_ns)} of the time to it.",
+        Grade.MEASURED, stages.FIRST_STEP, seen.total_ns, "causes", seen.examples,
+    )  # fmt: skip
+
+
 _BAD_ENDS = {
     "recomputed": (stages.DECODE_PREFILL, "D computed the prompt itself although it was to be handed over"),
     "no handoff": (stages.DECODE_PREFILL, "nothing was handed over: D was not told of any KV"),
@@ -263,6 +283,18 @@ def held_blocks(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def retries(facts: Facts) -> Iterator[Finding]:
+    """Report attempts that were lost before others took their place."""
+    retried = facts.retried
+    if retried.requests >= EVENTS:
+        yield _finding(
+            "attempts.lost",
+            f"{retried.requests:,} requests are further attempts at others that were lost: {_ms(retried.median_ns)} at "
+            "the median passed before they began.",
+            Grade.MEASURED, stages.ATTEMPT_LOST, retried.total_ns, "slowest_requests", retried.examples,
+        )  # fmt: skip
+
+
 def losses(facts: Facts) -> Iterator[Finding]:
     """Report lost records: anything may be missing from every other number."""
     if facts.lost_records:
@@ -274,9 +306,10 @@ def losses(facts: Facts) -> Iterator[Finding]:
 
 
 GROUP_CHECKS: tuple[Callable[[Group], Iterator[Finding]], ...] = (
-    registration_late, router_waits, detection, posting, capacity, waits, first_contact, bad_ends, unexplained, pacing,
+    registration_late, router_waits, detection, posting, capacity, waits, first_contact, first_token_again, bad_ends,
+    unexplained, pacing,
 )  # fmt: skip
-RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stragglers, held_blocks, losses)
+RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stragglers, held_blocks, retries, losses)
 
 
 def findings(facts: Facts) -> list[Finding]:

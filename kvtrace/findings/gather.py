@@ -16,6 +16,7 @@ from kvtrace.findings.model import (
     Late,
     Pacing,
     Posting,
+    Retried,
     Straggler,
 )
 from kvtrace.store import Store
@@ -28,8 +29,8 @@ EXAMPLES = 3
 _TIGHT = 0.25
 
 _GROUPS_SQL = """
-SELECT mode, scope, count(*) AS requests, sum(ttft_ns)::BIGINT AS ttft_ns
-FROM request WHERE ttft_ns IS NOT NULL GROUP BY ALL ORDER BY mode, scope
+SELECT mode, scope, count(ttft_ns) AS requests, coalesce(sum(ttft_ns), 0)::BIGINT AS ttft_ns
+FROM request GROUP BY ALL ORDER BY mode, scope
 """
 
 _CAUSES_SQL = """
@@ -122,6 +123,13 @@ SELECT count(*) AS requests, coalesce(sum(held_after_end_ns), 0)::BIGINT AS tota
 FROM request WHERE held_after_end_ns > 0
 """
 
+_RETRIED_SQL = """
+SELECT count(*) AS requests, coalesce(sum(lost_ns), 0)::BIGINT AS total_ns,
+  coalesce(quantile_disc(lost_ns, 0.5), 0) AS median_ns,
+  coalesce(max_by(request_id, lost_ns, $examples), []) AS examples
+FROM request WHERE lost_ns IS NOT NULL
+"""
+
 _PACING_SQL = """
 SELECT r.mode, r.scope, count(*) AS requests, sum(t.decode_ns)::BIGINT AS decode_ns,
   sum(t.extension_ns)::BIGINT AS extension_ns, sum(t.by_others_ns)::BIGINT AS by_others_ns,
@@ -131,6 +139,11 @@ WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
 """
 
 _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"
+
+
+_UNANSWERED_SQL = """
+SELECT coalesce(avg(CASE WHEN verdict IN ('aborted', 'failed') THEN 1.0 ELSE 0.0 END), 0)::DOUBLE AS part FROM request
+"""
 
 
 def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
@@ -165,9 +178,11 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
         groups=tuple(groups),
         stragglers=tuple(Straggler(**_plain(row)) for row in store.rows(_STRAGGLERS_SQL, few)),
         held=Held(**_plain(store.rows(_HELD_SQL, few)[0])),
+        retried=Retried(**_plain(store.rows(_RETRIED_SQL, few)[0])),
         lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
         offered_rate_hz=load["offered_rate_hz"] if load else None,
         served_rate_hz=load["served_rate_hz"] if load else None,
+        unanswered_part=store.rows(_UNANSWERED_SQL)[0]["part"],
     )
 
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.findings import checks, gather
-from kvtrace.findings.model import SATURATED_BELOW
+from kvtrace.findings.model import is_saturated
 from kvtrace.report import tpot
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ ORDER BY scope, mode, ttft_ns DESC, request_key
 
 _LOAD_SQL = """
 SELECT count(*) AS arrived, max(start_ns) - min(start_ns) AS arriving_ns,
+  count(*) FILTER (verdict IN ('aborted', 'failed')) AS unanswered,
   count(*) FILTER (served) AS served, max(end_ns) FILTER (served) - min(end_ns) FILTER (served) AS serving_ns
 FROM (SELECT *, verdict NOT IN ('aborted', 'failed') AND end_ns IS NOT NULL AS served FROM request)
 """
@@ -179,7 +180,7 @@ def load(store: Store, facts: Mapping[str, str]) -> Row | None:
         "stated_rate_hz": _stated_rate_hz(facts.get("workload", "")),
         "offered_rate_hz": round(offered_rate_hz, 3),
         "served_rate_hz": round(served_rate_hz, 3),
-        "saturated": served_rate_hz < SATURATED_BELOW * offered_rate_hz,
+        "saturated": is_saturated(offered_rate_hz, served_rate_hz, row["unanswered"] / row["arrived"]),
     }
 
 

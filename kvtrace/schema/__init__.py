@@ -26,11 +26,12 @@ __all__ = [
     "text",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised whenever a table or a view changes its columns or their meaning.
 
 1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
 2  pace, pace_part, blame; the views tpot and blamed.
+3  idle_ns and lost_ns of request.
 """
 
 FORMAT = "kvtrace"

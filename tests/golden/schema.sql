@@ -199,6 +199,8 @@ CREATE TABLE request (
   "held_blocks" BIGINT,
   "held_ns" BIGINT,
   "held_after_end_ns" BIGINT,
+  "idle_ns" BIGINT,
+  "lost_ns" BIGINT,
   "crosses_hosts" BOOLEAN,
   "note" VARCHAR
 );
@@ -235,7 +237,9 @@ COMMENT ON COLUMN request."reserved_blocks" IS 'Blocks reserved on D for KV that
 COMMENT ON COLUMN request."reserved_ns" IS 'How long they were reserved before the KV was there; NULL if unknown.';
 COMMENT ON COLUMN request."held_blocks" IS 'Blocks that P kept for the hand-off.';
 COMMENT ON COLUMN request."held_ns" IS 'How long P kept them after it had finished; NULL if it was not seen to let go.';
-COMMENT ON COLUMN request."held_after_end_ns" IS 'The part of that after the request was aborted; NULL if it was not.';
+COMMENT ON COLUMN request."held_after_end_ns" IS 'The part of that after the request was aborted or failed, else NULL.';
+COMMENT ON COLUMN request."idle_ns" IS 'How long the engine it came to first had made no step by then; NULL if unknown.';
+COMMENT ON COLUMN request."lost_ns" IS 'What lost attempts at it took before this one began; NULL if there were none.';
 COMMENT ON COLUMN request."crosses_hosts" IS 'Some segment rests on two hosts'' wall clocks.';
 COMMENT ON COLUMN request."note" IS 'What else is to be said.';
 
@@ -443,6 +447,7 @@ SELECT * FROM (VALUES
     ('decode.sample', 'compute.run', 'compute', 'decode', 'D''s first step samples and D''s scheduler takes in the result.', 'more or faster accelerators, other batching'),
     ('decode.others', 'compute.queue', 'compute', 'decode', 'Between the request''s own steps D runs steps that work on other requests.', 'more or faster accelerators, other batching'),
     ('decode.reply', 'coordination', 'coordination', 'decode', 'The first token is on its way from D''s HTTP server through the router.', 'router placement, keep-alive connections, fewer hops'),
+    ('attempt.lost', 'coordination', 'coordination', 'router', 'An earlier attempt under the same id was made and lost, and this one had to wait for that.', 'find out why attempts are lost; longer time-outs, other engines'),
     ('unattributed', 'unattributed', 'unattributed', 'process', 'No recorded event explains this time.', 'instrument the part that is missing, or look for a stopped process'),
     ('registration', 'coordination', 'coordination', 'decode', 'D''s leg arrives, blocks are reserved and the registration is sent while P computes.', 'nothing, while it is hidden'),
     ('prefill.return', 'coordination', 'coordination', 'prefill', 'P''s reply travels while the hand-off is already under way.', 'nothing, while it is hidden'),

@@ -1,0 +1,297 @@
+"""How a wait divides into causes, by what the engines and the sender threads did meanwhile.
+
+A wait is charged to something only while that something is known to be outstanding; the rest is unattributed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvtrace import stages
+from kvtrace.evidence import Timeline, step_end_ns
+from kvtrace.model import Awake, Posted, Step
+from kvtrace.occupancy import Held
+
+# Between two steps the scheduler takes in results and makes up the next step; after a step without work vLLM's loop
+# sleeps one millisecond, from which a busy Linux wakes it up to a time slice (3 ms) late. Longer pauses are nobody's.
+TURN_NS = 1_000_000
+EMPTY_TURN_NS = 4_000_000
+# A scheduler that looks at a waiting request again and again is shown doing so at most this often.
+LOOK_NS = 10_000_000
+
+
+class Part(NamedTuple):
+    """A stretch of a wait with its cause: start and end in unix ns, the cause's name, what was waited for."""
+
+    start_ns: int
+    end_ns: int
+    cause: str
+    waited_for: str
+
+
+def divide_by_handshake(part: Part, timeline: Timeline, peer: str, process: int | None = None) -> list[Part]:
+    """Divide a stretch by the engine's handshakes with that peer: while one is under way, that is the cause.
+
+    A worker shakes one hand at a time, so before its own a pair may wait for others'. `process` is the worker, None
+    for any.
+    """
+    own = [
+        one for one in timeline.handshakes
+        if one.peer == peer and one.end_ns > part.start_ns and one.start_ns < part.end_ns
+        and (process is None or one.process in (0, process))
+    ]  # fmt: skip
+    if not own:
+        return [part] if part.end_ns > part.start_ns else []
+    ahead = [
+        one for one in timeline.handshakes
+        if one.peer != peer and one.process == own[0].process and one.start_ns < own[0].start_ns
+    ]  # fmt: skip
+    parts: list[Part] = []
+    at_ns = part.start_ns
+    for one in sorted([*ahead, *own]):
+        line = "" if one.peer == peer else f", ahead of {peer}'s"
+        begin_ns, stop_ns = max(at_ns, one.start_ns), min(part.end_ns, one.end_ns)
+        if stop_ns <= begin_ns:
+            continue
+        parts.append(part._replace(start_ns=at_ns, end_ns=begin_ns))
+        parts.append(Part(begin_ns, stop_ns, stages.HANDSHAKE.name, f"agent metadata of {one.peer}{line}"))
+        at_ns = stop_ns
+    parts.append(part._replace(start_ns=at_ns))
+    return [one for one in parts if one.end_ns > one.start_ns]
+
+
+# Waiting for a place in a step -----------------------------------------------------------------------------
+
+
+class Wait(NamedTuple):
+    """A wait for a place in a step of one engine: its side, and when the scheduler looked at the request (unix ns).
+
+    `looked` is None where nobody says, and empty where the request had its blocks and needed no look.
+    """
+
+    timeline: Timeline
+    side: str
+    looked: Sequence[int] | None = None
+
+    def saw_no_blocks(self, from_ns: int, until_ns: int) -> bool:
+        """Return whether the scheduler looked at the request in that time and left it: slot and budget were free."""
+        if not self.looked:
+            return False
+        position = bisect_right(self.looked, until_ns) - 1
+        return position >= 0 and self.looked[position] >= from_ns - LOOK_NS
+
+
+def divide_engine_wait(start_ns: int, end_ns: int, wait: Wait) -> list[Part]:
+    """Divide a wait for a place in a step: the step that runs, then steps that passed the request over, then nothing.
+
+    Times in unix ns; the parts tile [start_ns, end_ns).
+    """
+    timeline, side = wait.timeline, wait.side
+    boundary, queue = f"{side}.step_boundary", f"{side}.queue"
+    parts: list[Part] = []
+    at_ns = start_ns
+    turn_ns, turn_cause = TURN_NS, boundary
+    step = timeline.running(start_ns)
+    if step is not None:
+        stop_ns = min(step_end_ns(step), end_ns)
+        parts.append(Part(at_ns, stop_ns, boundary, f"the end of step {step.step}"))
+        at_ns = stop_ns
+        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
+    for step in timeline.between(start_ns + 1, end_ns):
+        stop_ns = min(step_end_ns(step), end_ns)
+        if stop_ns <= at_ns:
+            continue
+        begin_ns = max(at_ns, step.scheduled_ns)
+        cause, reason = _passed_over(step, wait, at_ns)
+        parts.extend(_pause(at_ns, begin_ns, turn_ns, cause if turn_cause != boundary else boundary, wait))
+        parts.append(Part(begin_ns, stop_ns, cause, reason))
+        at_ns, turn_cause = stop_ns, cause
+        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
+    parts.extend(_pause(at_ns, end_ns, turn_ns, turn_cause if turn_cause == queue else boundary, wait))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def _passed_over(step: Step, wait: Wait, after_ns: int) -> tuple[str, str]:
+    """Return the cause and what was waited for while a step without the request ran: blocks, budget or a slot.
+
+    The scheduler looks at a request only with a slot and tokens to spare, so one that it looked at and left lacked
+    blocks; who holds them decides the class.
+    """
+    side = wait.side
+    queue, capacity = f"{side}.queue", f"{side}.capacity"
+    if wait.saw_no_blocks(min(after_ns, step.scheduled_ns), step.scheduled_ns):
+        held = wait.timeline.occupancy.at(step.scheduled_ns)
+        told = _blocks_told(held, side)
+        idle = held.waiting > held.computing or not step.tokens
+        return (capacity, told) if idle else (queue, told)
+    if not step.tokens:
+        return capacity, "blocks that no computing request holds"
+    if wait.looked is None:
+        return queue, f"a place in step {step.step}"
+    if step.tokens > step.requests:
+        return queue, f"the token budget: step {step.step} takes {step.tokens} tokens of {step.requests} requests"
+    return queue, f"a batch slot: step {step.step} makes tokens of {step.requests} requests"
+
+
+def _blocks_told(held: Held, side: str) -> str:
+    if not any(held):
+        return "KV blocks"
+    others = "finished ones" if side == "prefill" else "those that wait for KV"
+    return f"KV blocks: computing requests hold {held.computing}, {others} {held.waiting}"
+
+
+def _pause(start_ns: int, end_ns: int, turn_ns: int, cause: str, wait: Wait) -> list[Part]:
+    """Divide a pause between steps: the scheduler's turn, then blocks while the scheduler is seen to look in vain."""
+    turn, rest = divide_turn(start_ns, end_ns, turn_ns, cause)
+    parts = [turn]
+    at_ns = rest.start_ns
+    for looked_ns in wait.looked or ():
+        held = wait.timeline.occupancy.at(looked_ns)
+        begin_ns, stop_ns = max(at_ns, looked_ns), min(rest.end_ns, looked_ns + LOOK_NS + TURN_NS)
+        if stop_ns <= begin_ns or not held.waiting:
+            continue
+        parts.append(rest._replace(start_ns=at_ns, end_ns=begin_ns))
+        told = _blocks_told(held, wait.side)
+        parts.append(Part(begin_ns, stop_ns, f"{wait.side}.capacity", told))
+        at_ns = stop_ns
+    return [*parts, rest._replace(start_ns=at_ns)]
+
+
+def divide_ride(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
+    """Divide the time in which an order rides from scheduler to worker: steps and the scheduler's turns are known."""
+    parts: list[Part] = []
+    at_ns, turn_ns = start_ns, TURN_NS
+    running = timeline.running(start_ns)
+    for step in ([running] if running is not None else []) + timeline.between(start_ns + 1, end_ns):
+        begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
+        if stop_ns <= at_ns:
+            continue
+        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause))
+        parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}"))
+        at_ns = stop_ns
+        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
+    parts.extend(divide_turn(at_ns, end_ns, turn_ns, cause))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def divide_turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
+    """Charge a pause between steps to `cause` for as long as the scheduler's own turn may take, the rest to nothing."""
+    known_ns = min(end_ns, start_ns + turn_ns)
+    return [
+        Part(start_ns, known_ns, cause, "the scheduler's next turn"),
+        Part(known_ns, end_ns, stages.UNKNOWN.name, "nothing that was recorded"),
+    ]
+
+
+# A request's own steps, and its transfer's sender ----------------------------------------------------------
+
+
+def divide_steps(
+    begun_ns: int, computed_ns: int, own: list[tuple[Step, bool]], timeline: Timeline, side: str
+) -> list[Part]:
+    """Divide the time from the first to the last of a request's own steps. `own` holds (step, works on the prompt).
+
+    Own steps are compute, the way from scheduler to worker is launch, steps in between are others', pauses are nothing.
+    """
+    forward = f"{side}.forward" if side == "prefill" else ""
+    launch, sample, others = f"{side}.launch", f"{side}.sample", f"{side}.others"
+    parts: list[Part] = []
+    at_ns = begun_ns
+    for position, (step, is_prompt) in enumerate(own):
+        last = position == len(own) - 1
+        run = forward or (stages.DECODE_PREFILL.name if is_prompt else stages.FIRST_STEP.name)
+        if step.scheduled_ns > at_ns:
+            parts.extend(_others(at_ns, min(step.scheduled_ns, computed_ns), timeline, others))
+            at_ns = step.scheduled_ns
+        started_ns = step.started_ns or step.scheduled_ns
+        forwarded_ns = computed_ns if last else step.forwarded_ns or step_end_ns(step)
+        parts.append(Part(at_ns, min(max(at_ns, started_ns), computed_ns), launch, f"the start of step {step.step}"))
+        at_ns = min(max(at_ns, started_ns), computed_ns)
+        if not last and step.before_forward_ns:
+            parts.append(
+                Part(
+                    at_ns,
+                    at_ns + step.before_forward_ns,
+                    stages.STEP_CONNECTOR.name,
+                    f"the connector in step {step.step}",
+                )
+            )
+            at_ns += step.before_forward_ns
+        parts.append(Part(at_ns, min(max(at_ns, forwarded_ns), computed_ns), run, f"step {step.step}"))
+        at_ns = min(max(at_ns, forwarded_ns), computed_ns)
+        if not last:
+            tail_end_ns = min(step_end_ns(step), own[position + 1][0].scheduled_ns, computed_ns)
+            if tail_end_ns > at_ns:
+                parts.extend(divide_tail(at_ns, tail_end_ns, step, sample))
+                at_ns = tail_end_ns
+    if at_ns < computed_ns:
+        parts.append(Part(at_ns, computed_ns, stages.UNKNOWN.name, "nothing that was recorded"))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def _others(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
+    parts: list[Part] = []
+    at_ns = start_ns
+    for step in timeline.between(start_ns, end_ns):
+        if not step.tokens:
+            continue
+        stop_ns = min(step_end_ns(step), end_ns)
+        if stop_ns <= at_ns:
+            continue
+        begin_ns = max(at_ns, step.scheduled_ns)
+        parts.extend(divide_turn(at_ns, begin_ns, TURN_NS, cause))
+        parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}, which works on others"))
+        at_ns = stop_ns
+    parts.extend(divide_turn(at_ns, end_ns, TURN_NS, cause))
+    return parts
+
+
+def divide_tail(start_ns: int, end_ns: int, step: Step | None, sample: str) -> list[Part]:
+    """Divide the time after a step's forward: the connector on the forward thread, sampling and taking in."""
+    if step is None:
+        return [Part(start_ns, end_ns, sample, "the step's result")]
+    connected_ns = min(max(step.connected_ns, start_ns), end_ns)
+    after_forward_ns = max(0, step.connector_ns - step.before_forward_ns)
+    connector_start_ns = max(start_ns, connected_ns - after_forward_ns)
+    parts = [
+        Part(start_ns, connector_start_ns, sample, "the step's result"),
+        Part(connector_start_ns, connected_ns, stages.STEP_CONNECTOR.name, f"the connector in step {step.step}"),
+        Part(connected_ns, end_ns, sample, "the step's result"),
+    ]
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake], posts: Sequence[Posted] = ()) -> list[Part]:
+    """Divide a wait for a sender thread: asleep although its work has arrived, or awake with something else.
+
+    `posts` are what the thread posts for others, in time order.
+    """
+    parts: list[Part] = []
+    at_ns = start_ns
+    for stretch in awake[max(0, bisect_right(awake, start_ns, key=lambda one: one.start_ns) - 1) :]:
+        if stretch.start_ns >= end_ns:
+            break
+        if stretch.end_ns <= at_ns:
+            continue
+        begin_ns, stop_ns = max(at_ns, stretch.start_ns), min(stretch.end_ns, end_ns)
+        parts.append(Part(at_ns, begin_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
+        parts.extend(_busy(begin_ns, stop_ns, posts))
+        at_ns = stop_ns
+    parts.append(Part(at_ns, end_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
+    return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def _busy(start_ns: int, end_ns: int, posts: Sequence[Posted]) -> list[Part]:
+    other = Part(start_ns, end_ns, stages.WRITER_BUSY.name, "the sender thread's other work")
+    parts: list[Part] = []
+    for post in posts[bisect_right(posts, start_ns, key=lambda one: one.end_ns) :]:
+        begin_ns, stop_ns = max(other.start_ns, post.start_ns), min(end_ns, post.end_ns)
+        if post.start_ns >= end_ns:
+            break
+        if stop_ns > begin_ns:
+            parts.append(other._replace(end_ns=begin_ns))
+            parts.append(Part(begin_ns, stop_ns, stages.WRITER_BUSY.name, f"the post of {post.request_id}"))
+            other = other._replace(start_ns=stop_ns)
+    return [*parts, other]

@@ -1,0 +1,200 @@
+"""What became of a hand-off, and the sentence that says why: from what was seen, never from what is usual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtrace import align, stages
+from kvtrace.graph import Graph, Surroundings
+from kvtrace.model import Event, Request, Transfer
+
+COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
+EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
+VERDICTS: Mapping[str, str] = {
+    COMPLETE: "every rank's every transfer was seen complete",
+    INCOMPLETE: "records that the hand-off must have left are missing",
+    ABORTED: "the request was aborted before its answer was whole",
+    EXPIRED: "P gave the blocks up before they were handed over",
+    FAILED: "the request or its hand-off failed",
+    RECOMPUTED: "D computed prompt tokens itself instead of using the hand-off",
+    NO_HANDOFF: "no KV was handed over for this request",
+}
+"""What became of a hand-off, each with the sentence that says so."""
+
+ENDS_EARLY = (
+    stages.ROUTER_CANCELLED,
+    stages.DECODE_ABORTED,
+    stages.PREFILL_ABORTED,
+    stages.DECODE_HTTP_DISCONNECTED,
+)
+Verdict = tuple[str, str]
+
+
+def verdict(request: Request, graph: Graph, around: Surroundings, *, has_token: bool) -> Verdict:
+    """Return the verdict and its reason."""
+    return _of_answer(request, graph, around) if has_token else _without_answer(request)
+
+
+def _without_answer(request: Request) -> Verdict:
+    seen = request.events
+    ends = (*ENDS_EARLY, stages.PREFILL_HTTP_DISCONNECTED)
+    last = last_stage(request, before=ends)
+    if stages.ROUTER_FAILED.name in seen:
+        return FAILED, f"the router gave up: {seen[stages.ROUTER_FAILED.name][0].ref}"
+    if (refused := _refusal(request)) is not None:
+        return FAILED, refused
+    if stages.LEASE_EXPIRED.name in seen:
+        return EXPIRED, f"P's lease ended before the blocks were handed over{_waiting_on_d(request)}"
+    if any(stage.name in seen for stage in ends):
+        return ABORTED, f"the request was aborted before its first token, after {last}"
+    if stages.LOAD_FAILED.name in seen or stages.TRANSFER_FAILED.name in seen:
+        return FAILED, f"the hand-off failed{_reasons(request)}"
+    return INCOMPLETE, f"no first token was recorded; the last point is {last_stage(request)}"
+
+
+def _refusal(request: Request) -> str | None:
+    """Return which engine turned the request away before it was admitted, None if none did."""
+    for done, enqueued, side in (
+        (stages.PREFILL_HTTP_DONE, stages.PREFILL_ENQUEUED, "P"),
+        (stages.DECODE_HTTP_DONE, stages.DECODE_ENQUEUED, "D"),
+    ):
+        status = max((event.a for event in request.events.get(done.name, ())), default=0)
+        if status >= 400 and enqueued.name not in request.events:
+            return f"{side} refused the request (HTTP {status})"
+    return None
+
+
+def _waiting_on_d(request: Request) -> str:
+    """Return that D still waits, where it was not told of the end: it has no lease of its own."""
+    seen = request.events
+    told = (stages.READY, stages.LOAD_FAILED, stages.DECODE_ABORTED, stages.DECODE_FINISHED)
+    if stages.DECODE_ALLOCATED.name in seen and not any(stage.name in seen for stage in told):
+        return ", and D was not seen to learn of it"
+    return ""
+
+
+def _reasons(request: Request) -> str:
+    reasons = {transfer.reason for transfer in request.transfers if transfer.failed and transfer.reason}
+    told = f": {', '.join(sorted(reasons))}" if reasons else ""
+    if stages.LOAD_FAILED.name not in request.events and stages.DECODE_ALLOCATED.name in request.events:
+        told += "; D was not seen to be told"
+    return told
+
+
+def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
+    seen = request.events
+    if stages.LOAD_FAILED.name in seen:
+        return RECOMPUTED, "the load failed and D computed the prompt itself"
+    enqueued = seen.get(stages.DECODE_ENQUEUED.name)
+    if not enqueued:
+        return INCOMPLETE, "no event of the engine that answered"
+    if not enqueued[0].c:
+        return NO_HANDOFF, _why_none(request)
+    if (late := _read_too_late(request, graph)) is not None:
+        return EXPIRED, f"the output is suspect: {late}"
+    failed = [transfer for transfer in request.transfers if transfer.failed]
+    if failed:
+        told = f"{len(failed)} of {len(request.transfers)} transfers failed and D went on"
+        return FAILED, f"the output is suspect: {told}{_reasons(request)}"
+    if (own := _computed_on_d(request)) is not None:
+        return own
+    if stages.READY.name not in seen:
+        return INCOMPLETE, "D's scheduler was not seen to learn that the KV is there"
+    if stages.PREFILL_ENQUEUED.name not in seen:
+        return INCOMPLETE, "no event of the engine that computed the prompt"
+    if not request.transfers:
+        return INCOMPLETE, "no transfer was recorded"
+    return _of_transfers(request, around)
+
+
+def _why_none(request: Request) -> str:
+    seen = request.events
+    decided = seen.get(stages.ROUTER_DECIDED.name)
+    if decided and decided[0].ref == "local":
+        return "the router sent it to D alone"
+    finished = seen.get(stages.PREFILL_FINISHED.name)
+    if finished and not finished[0].b:
+        return "P computed the prompt and was not asked to keep its blocks; D was not told of any KV to take over"
+    if finished:
+        return "P keeps the prompt's blocks and D was not told of them"
+    return "D was not told of any KV to take over"
+
+
+def _read_too_late(request: Request, graph: Graph) -> str | None:
+    """Return by how much the blocks were read or written after P had let them go; None if they were not.
+
+    P lets go in an orderly way after it has heard of the read, which D may notice later still: only a transfer that
+    began after that tells of a fault. A lease that ends unread is one while the transfer is not over.
+    """
+    if graph.transfer is None:
+        return None
+    posted_ns, over_ns = graph.transfer.post_started_ns, align.completion_ns(graph.transfer) or graph.arrived_high_ns
+    expired = min((event.t_ns for event in request.events.get(stages.LEASE_EXPIRED.name, ())), default=None)
+    if expired is not None and expired < over_ns:
+        return f"the transfer was over {(over_ns - expired) / 1e6:.1f} ms after P's lease had ended"
+    released = min((event.t_ns for event in request.events.get(stages.PREFILL_RELEASED.name, ())), default=None)
+    if released is not None and released < posted_ns:
+        return f"the transfer began {(posted_ns - released) / 1e6:.1f} ms after P had let the blocks go"
+    return None
+
+
+def _computed_on_d(request: Request) -> Verdict | None:
+    """Return the verdict where D computed what was to be handed over, or had it all; None for a usual hand-off.
+
+    The last prompt token is always computed on D, to sample from.
+    """
+    seen = request.events
+    steps = sorted(seen.get(stages.DECODE_SCHEDULED.name, ()))
+    remote = max((event.b for event in seen.get(stages.DECODE_ALLOCATED.name, ())), default=0)
+    if not steps:
+        return None if remote or stages.READY.name in seen else (INCOMPLETE, "no hand-off was seen")
+    last = _first_token_step(steps)
+    begun = min(event.c for event in steps if event.t_ns <= last.t_ns)
+    own, prompt = last.d - begun, last.d
+    if remote:
+        local = max((event.a for event in seen.get(stages.DECODE_CONSIDERED.name, ())), default=0)
+        if begun < min(local + remote, prompt) - 1:
+            again = " after a preemption" if _preempted_before(request, last.t_ns) else ""
+            return RECOMPUTED, f"D computed {own} of {prompt} prompt tokens itself{again}, {remote} were to come from P"
+        return None
+    if stages.READY.name in seen:
+        return None
+    if own <= 1:
+        return COMPLETE, "D had the whole prompt cached: nothing had to move"
+    return RECOMPUTED, f"D was told of KV and took none over: it computed {own} of {prompt} prompt tokens itself"
+
+
+def _first_token_step(steps: list[Event]) -> Event:
+    """Return the scheduling that completes the prompt, else the last one."""
+    return next((event for event in steps if event.c + event.b >= event.d), steps[-1])
+
+
+def _preempted_before(request: Request, t_ns: int) -> bool:
+    return any(event.t_ns <= t_ns for event in request.events.get(stages.DECODE_PREEMPTED.name, ()))
+
+
+def _of_transfers(request: Request, around: Surroundings) -> Verdict:
+    transfers: list[Transfer] = request.transfers
+    unseen = [transfer for transfer in transfers if not align.completion_ns(transfer)]
+    if unseen:
+        return INCOMPLETE, f"{len(unseen)} of {len(transfers)} transfers were never seen complete"
+    notified = request.events.get(stages.NOTIFIED.name, ())
+    if request.mode == "push" and notified and len(notified) < len(transfers):
+        return INCOMPLETE, f"D was told of {len(notified)} of {len(transfers)} writes"
+    ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
+    expected = max((p.tp_size for p in around.processes.values() if p.engine == request.decode_engine), default=1)
+    if len(ranks) < expected:
+        return INCOMPLETE, f"{len(ranks)} of {expected} ranks of D reported the KV"
+    return COMPLETE, ""
+
+
+def last_stage(request: Request, before: tuple[stages.Stage, ...] = ()) -> str:
+    """Return the last stage that was reached; with `before`, the last one ahead of the first of those."""
+    seen = request.events
+    limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=2**63 - 1)
+    ends = {stage.name for stage in before}
+    reached = [
+        (event.t_ns, name) for name, events in seen.items() if name not in ends for event in events
+        if event.t_ns <= limit_ns
+    ]  # fmt: skip
+    return max(reached, default=(0, "none"))[1]

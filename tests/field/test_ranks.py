@@ -1,0 +1,138 @@
+"""Several ranks, several transfers: ready is the last one's, and it is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrace import stages
+from tests.field.scenes import D1, D_LEG, P1, P_LEG, changed, lacking, ranks, total_ms, two_ranks, waited_ms
+from tests.trace import D, P, Trace, causes_ms, ns, pull, push
+
+BOTH = ranks(2, 2)
+
+
+def test_ready_is_the_last_ranks_and_the_straggler_is_named() -> None:
+    """vllm#56104. Rank 1 sees its KV 20 ms after rank 0; without its delay the request is as fast as with one rank."""
+    (slow,) = two_ranks().answers(BOTH)
+    quick = two_ranks().shifted(62.5, -20)
+    (fast,) = quick.answers(BOTH)
+
+    assert total_ms(slow) - total_ms(fast) == 20
+    # rank 0 took 4 ms from its post on: what rank 1 took longer was on the wire or not noticed
+    assert causes_ms(slow)["detection"] == 20
+    assert waited_ms(slow, "detection") == {"rank 1 of D, the last of 2": 20}
+    assert "it waited for rank 1 of D, the last of 2" in slow.note
+    assert slow.verdict == fast.verdict == "complete"
+
+
+def test_a_rank_that_never_reported_makes_the_hand_off_incomplete() -> None:
+    (answer,) = lacking(two_ranks(), lambda e: e.stage == "decode.reported" and e.a == 1).answers(BOTH)
+
+    assert answer.verdict == "incomplete"
+    assert answer.note.startswith("1 of 2 ranks of D reported the KV")
+
+
+def test_every_points_rank_is_the_one_that_was_waited_for() -> None:
+    """Push, two ranks: rank 0 matches and posts late but completes early, rank 1 is the last; the path is rank 1's."""
+    trace = push().shifted(41.5, 20)
+    trace.at(33, stages.PREFILL_STAGED, P_LEG, 1, process=P1).at(34, stages.SENDER_PICKED, P_LEG, 1, process=P1)
+    trace.at(35, stages.MATCHED, P_LEG, 1, ref=D_LEG, process=P1)
+    trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1).at(
+        36, stages.POST_STARTED, P_LEG, 3, process=P1
+    )
+    trace.at(38, stages.POST_ENDED, P_LEG, 3, 1_300_000, 20, process=P1).at(
+        63, stages.TRANSFER_DONE, P_LEG, 3, process=P1
+    )
+    trace.at(62, stages.NOTIFIED, D_LEG, 1, process=D1).at(64, stages.REPORTED, D_LEG, 1, process=D1)
+    trace = changed(trace, stages.NOTIFIED, lambda e: e.a == 0, t_ns=ns(52))
+    trace = changed(trace, stages.MATCHED, lambda e: e.a == 0, t_ns=ns(45))
+    for stage, at_ms in ((stages.PREPARED, 45.5), (stages.POST_STARTED, 46), (stages.POST_ENDED, 47)):
+        trace = changed(trace, stage, lambda e: e.a == 7, t_ns=ns(at_ms))
+    (answer,) = trace.answers(BOTH)
+    (other,) = lacking(trace, lambda e: e.process in (P1, D1)).answers()
+
+    assert answer.verdict == "complete"
+    assert "unattributed" not in causes_ms(answer)
+    assert causes_ms(answer)["post"] == 2
+    assert causes_ms(other)["post"] == 1
+
+
+def _writes_to_one(process: int = P1, rank: int = 1) -> Trace:
+    """Return a push with a second write to the same rank of D: both at 36..38, D hears of them at 41 and 42."""
+    trace = push().at(35, stages.MATCHED, P_LEG, rank, ref=D_LEG, process=process)
+    trace.at(35.5, stages.PREPARED, P_LEG, 8, 20, rank, ref=D_LEG, process=process).at(
+        36, stages.POST_STARTED, P_LEG, 8, process=P1
+    )
+    trace.at(38, stages.POST_ENDED, P_LEG, 8, 1_300_000, 20, process=process).at(
+        43, stages.TRANSFER_DONE, P_LEG, 8, process=P1
+    )
+    return trace.at(41, stages.NOTIFIED, D_LEG)
+
+
+@pytest.mark.parametrize(
+    ("process", "rank"), [(P1, 1), (P1, 0), (P, 0)], ids=["another rank", "another pipeline stage", "the same worker"]
+)
+def test_one_rank_of_d_needs_every_write_told(process: int, rank: int) -> None:
+    """vllm#48633, vllm#45880. Two writes to one rank are two notifications; one of them is not enough."""
+    processes, trace = ranks(2, 1), _writes_to_one(process, rank)
+    (whole,) = trace.answers(processes)
+    (part,) = lacking(trace, lambda e: e.stage == "transfer.notified" and e.t_ns == ns(41)).answers(processes)
+
+    assert (whole.verdict, len(whole.request.transfers)) == ("complete", 2)
+    assert part.verdict == "incomplete"
+    assert part.note.startswith("D was told of 1 of 2 writes")
+
+
+def test_one_failed_write_of_two_makes_the_output_suspect() -> None:
+    """vllm#56104. Rank 0's write fails while rank 1's goes on; D answers as if nothing had happened."""
+    processes = ranks(2, 1)
+    trace = _writes_to_one()
+    failing = lacking(trace, lambda e: e.stage == "transfer.done" and e.a == 7)
+    failing.at(39, stages.TRANSFER_FAILED, P_LEG, 7, ref="NIXL_ERR_REMOTE_DISCONNECT", process=P)
+    (whole,), (failed,) = trace.answers(processes), failing.answers(processes)
+
+    assert whole.verdict == "complete"
+    assert failed.verdict == "failed"
+    assert failed.note.startswith("the output is suspect: 1 of 2 transfers failed and D went on: NIXL_ERR_REMOTE")
+
+
+def test_each_ranks_post_and_wire_are_told_apart() -> None:
+    """vllm#26382. Rank 1 posts for 12 ms and has its KV 1 ms later; a short post with the same end is wire."""
+    long_post = changed(two_ranks().shifted(62.5, -10), stages.POST_ENDED, lambda e: e.a == 3, t_ns=ns(51))
+    long_post = changed(long_post, stages.TRANSFER_DONE, lambda e: e.a == 3, t_ns=ns(52))
+    (answer,) = long_post.answers(BOTH)
+    short_post = changed(long_post, stages.POST_ENDED, lambda e: e.a == 3, t_ns=ns(40))
+    (other,) = changed(short_post, stages.TRANSFER_DONE, lambda e: e.a == 3, b=ns(51.9)).answers(BOTH)
+
+    assert (causes_ms(answer)["post"], waited_ms(answer, "post")) == (12, {"rank 1 of D, the last of 2": 12})
+    assert (causes_ms(other)["post"], causes_ms(other)["wire"]) == (1, pytest.approx(11.9))
+
+
+def test_completions_that_come_twice_change_nothing() -> None:
+    """vllm#51786. A second report, notification and ready after the first step are told, and move no time."""
+    plain = push()
+    trace = push().at(79, stages.NOTIFIED, D_LEG).at(80, stages.REPORTED, D_LEG).at(81, stages.READY, D_LEG)
+    answer = trace.answer()
+
+    assert causes_ms(answer) == causes_ms(plain.answer())
+    assert (answer.verdict, answer.note) == ("complete", "rank 0 of D reported the KV 2 times")
+    only_late = lacking(trace, lambda e: e.stage in ("decode.reported", "decode.ready") and e.t_ns < ns(60))
+    assert causes_ms(only_late.answer()) != causes_ms(plain.answer())
+
+
+def test_a_transfer_to_another_engine_than_the_prompts_is_flagged() -> None:
+    """vllm#46115, vllm-project/router#223. D loads from engine-q, and the prompt was computed on engine-p."""
+    wrong = changed(pull(), stages.LOAD_STARTED, ref="engine-q").answer()
+    right = changed(pull(), stages.LOAD_STARTED, ref="engine-p").answer()
+
+    assert "D was told to read from engine-q, and engine-p has the prompt" in wrong.note
+    assert right.note == ""
+
+
+@pytest.mark.parametrize(("descriptors", "each"), [(112_000, 12), (118, 11_017)])
+def test_descriptors_have_no_ceiling(descriptors: int, each: int) -> None:
+    """vllm#55434. Descriptors are counted, not put into buckets; fewer of them are larger."""
+    (transfer,) = changed(pull(), stages.POST_ENDED, c=descriptors).answer().request.transfers
+
+    assert (transfer.descriptors, round(transfer.moved_bytes / transfer.descriptors)) == (descriptors, each)
+    assert transfer.process == D

@@ -1,0 +1,190 @@
+"""Waiting for a place, for blocks, for a thread, for a first contact: told apart, and idleness charged to nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrace import stages
+from tests.field.scenes import (
+    D_LEG,
+    P_LEG,
+    changed,
+    going_on,
+    lacking,
+    occupant,
+    passed_over,
+    repeated,
+    waited_ms,
+)
+from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
+
+
+def test_budget_slots_and_blocks_are_told_apart() -> None:
+    """vllm#41784, vllm#42568, vllm#55724. Step 5 passes the request over; what it did tells what was short."""
+    budget = passed_over(tokens=2048, requests=3).answer()
+    slots = passed_over(tokens=16, requests=16).answer()
+    (blocks,) = (a for a in repeated(passed_over((36.1,)), occupant("o", 900, waits=False)).answers() if a.segments)
+
+    turn = {"the scheduler's next turn": 1}
+    assert waited_ms(budget, "decode.queue") == pytest.approx(
+        {"the token budget: step 5 takes 2048 tokens of 3 requests": 29.8} | turn
+    )
+    assert waited_ms(slots, "decode.queue") == pytest.approx(
+        {"a batch slot: step 5 makes tokens of 16 requests": 29.8} | turn
+    )
+    assert waited_ms(blocks, "decode.queue") == pytest.approx(
+        {"KV blocks: computing requests hold 900, those that wait for KV 0": 29.8} | turn
+    )
+
+
+def test_who_holds_the_blocks_decides_the_class() -> None:
+    """Design: blocks of computing requests are compute, blocks of requests that wait for KV are coordination."""
+    scene = passed_over((36.1,))
+    computing, waiting = (
+        next(a for a in repeated(scene, occupant("o", 900, waits=waits)).answers() if a.segments)
+        for waits in (False, True)
+    )
+
+    # and the scheduler's turn of 1 ms behind it
+    assert causes_ms(waiting)["decode.capacity"] == pytest.approx(29.8)
+    assert causes_ms(computing)["decode.queue"] == pytest.approx(30.8)
+    assert waiting.shares_ns["coordination"] - computing.shares_ns["coordination"] == pytest.approx(30.8 * MS)
+
+
+def _long_wait(*, waits: bool) -> Trace:
+    """Return a request that has its blocks on D after 114 s of steps that compute for others, which hold 970 blocks."""
+    trace = pull().shifted(36.5, 114_000)
+    for number in range(114):
+        at = 37.0 + 1_000 * number
+        trace.step(D, 1_000 + number, (at, at + 1, at + 980, at + 990, at + 999.8), tokens=16, requests=16)
+        trace.at(at - 0.1, stages.DECODE_CONSIDERED, D_LEG)
+    return repeated(trace, occupant("o", 970, waits=waits))
+
+
+def test_a_short_prompt_waits_for_ds_blocks_and_not_for_the_network() -> None:
+    """Public gist of an agentic workload: D's KV is full, and a request of 49 tokens waits for 114 s."""
+    computing, waiting = (next(a for a in _long_wait(waits=waits).answers() if a.segments) for waits in (False, True))
+
+    assert causes_ms(computing)["decode.queue"] == pytest.approx(114_000, rel=0.01)
+    assert computing.shares_ns["compute.queue"] > 0.99 * (computing.ttft_ns or 0)
+    assert computing.shares_ns["transfer"] == 4 * MS
+    assert causes_ms(waiting)["decode.capacity"] == pytest.approx(114_000, rel=0.01)
+
+
+def _late_allocation(*looked_ms: float) -> Trace:
+    """Return a push whose D has no blocks until 70: P, done at 31, waits for the registration."""
+    trace = push(74).shifted(3.4, 66.5, only=["decode.allocated"])
+    trace = trace.shifted(3.7, 70, only=["decode.registration_queued"])
+    for at_ms in looked_ms:
+        trace.at(at_ms, stages.DECODE_CONSIDERED, D_LEG)
+    return repeated(trace, occupant("o", 900, waits=True))
+
+
+def test_memory_pressure_on_d_is_not_ps_fault() -> None:
+    """sglang#6351. D looks for blocks in vain at 40, 50 and 60; nobody looking, all that is known is the lateness."""
+    short, unseen = (
+        next(a for a in trace.answers() if a.segments) for trace in (_late_allocation(40, 50, 60), _late_allocation())
+    )
+
+    assert causes_ms(short)["decode.capacity"] == 30
+    assert waited_ms(unseen, "registration.late") == {
+        "blocks on D": 36, "D's step to carry the registration to its worker": pytest.approx(3.8),
+        "D's sender thread": pytest.approx(0.2), "D's registration, on its way": 1,
+    }  # fmt: skip
+    assert "decode.capacity" not in causes_ms(unseen)
+
+
+def test_finished_requests_hold_blocks_on_p() -> None:
+    """What a lease keeps on P while nothing computes is coordination, and named; without a lease nobody is to blame."""
+    trace = push().shifted(3.9, 20, only=_but(stages.DECODE_ALLOCATED, stages.REGISTRATION_QUEUED))
+    for at_ms in (3.1, 13.2, 23.3):
+        trace.at(at_ms, stages.PREFILL_CONSIDERED, P_LEG)
+    lease = Trace().at(1, stages.PREFILL_ALLOCATED, "o", 900).at(2, stages.PREFILL_FINISHED, "o", 900, 1)
+    held, free = (next(a for a in repeated(trace, *others).answers() if a.segments) for others in ((lease,), ()))
+
+    assert causes_ms(held)["prefill.capacity"] == pytest.approx(20, abs=0.2)
+    assert "prefill.capacity" not in causes_ms(free)
+
+
+def _but(*wanted: stages.Stage) -> list[str]:
+    return [stage.name for stage in stages.STAGES if stage not in wanted]
+
+
+def test_an_engine_that_sleeps_though_work_is_ready_is_nobodys() -> None:
+    """local-inference-lab/vllm#191. The load fails at 44 and D makes its next step two minutes later."""
+    trace = pull().without("decode.reported", "decode.ready", "transfer.done")
+    trace.at(43, stages.TRANSFER_FAILED, D_LEG, 7, ref="ERR").at(44, stages.LOAD_FAILED, D_LEG, 0, 38)
+    trace = changed(trace, stages.DECODE_SCHEDULED, b=600, c=0)
+    awake, asleep = trace.answer(), trace.shifted(45.5, 120_000).answer()
+
+    assert causes_ms(asleep).get("unattributed", 0) - causes_ms(awake).get("unattributed", 0) == 120_000
+    assert asleep.shares_ns["transfer"] == awake.shares_ns["transfer"]
+    assert asleep.shares_ns["compute.run"] == awake.shares_ns["compute.run"]
+
+
+def test_the_first_request_after_idleness_says_how_long_that_was() -> None:
+    """vllm#31602. P made its last step ten seconds before; with a step a moment before there is nothing to say."""
+    trace = push().later(10_100)
+    idle = trace.step(P, 1, (90, 91, 98, 99, 100)).answer()
+    busy = going_on(trace, P, 10_100).answer()
+
+    assert idle.idle_ns == 10_003 * MS
+    assert "the engine had made no step for 10.0 s" in idle.note
+    assert (busy.idle_ns, busy.note) == (3 * MS, "")
+
+
+# Threads and first contacts ---------------------------------------------------------------------------------
+
+
+def _behind(other: str) -> Trace:
+    """Return a push whose blocks P's sender, awake since 32, picks up at 74: it posts for another from 34 to 72."""
+    trace = push().without("sender.woke").shifted(33.9, 40).at(32, stages.SENDER_WOKE, process=P)
+    trace.at(33.5, stages.PREPARED, other, 5, 9, process=P).at(34, stages.POST_STARTED, other, 5, process=P)
+    return trace.at(72, stages.POST_ENDED, other, 5, 9_000_000, 9, process=P)
+
+
+def test_a_sender_busy_with_anothers_post_says_whose() -> None:
+    """The thread posts for `o` while these blocks wait; without that post it is busy with nobody knows what."""
+    trace = _behind("cmpl-o-0-cccccccc")
+    answer = next(a for a in trace.answers() if a.request.request_id == "r1")
+    unnamed = lacking(trace, lambda e: "cmpl-o" in e.request).answer()
+
+    assert waited_ms(answer, "writer.busy")["the post of o"] == 38
+    assert waited_ms(unnamed, "writer.busy") == {"the sender thread's other work": 42}
+
+
+def test_a_thread_that_was_asleep_meanwhile_was_not_busy() -> None:
+    """Had the thread slept until 72, the same wait would be its waking."""
+    asleep = changed(lacking(_behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
+
+    assert causes_ms(asleep)["writer.wake"] == 39
+    assert causes_ms(asleep)["writer.busy"] == 3
+
+
+def _shake(trace: Trace, peer: str, start_ms: float, end_ms: float) -> Trace:
+    trace.at(start_ms, stages.HANDSHAKE_STARTED, process=P, ref=peer)
+    return trace.at(end_ms, stages.HANDSHAKE_ENDED, "", 0, 1, process=P, ref=peer)
+
+
+def test_a_handshake_behind_anothers_handshake() -> None:
+    """vllm#48633. P shakes hands with engine-d2 from 35.1 to 75 and only then with engine-d."""
+    plain = push().shifted(35.2, 45)
+    both = _shake(_shake(plain, "engine-d2", 35.1, 75), "engine-d", 75, 80).answer()
+    own = _shake(push().shifted(35.2, 45), "engine-d", 75, 80).answer()
+
+    assert waited_ms(both, "handshake") == {
+        "agent metadata of engine-d2, ahead of engine-d's": pytest.approx(39.9), "agent metadata of engine-d": 5
+    }  # fmt: skip
+    assert waited_ms(own, "handshake") == {"agent metadata of engine-d": 5}
+    assert causes_ms(own)["prepare"] - causes_ms(both)["prepare"] == pytest.approx(39.9)
+
+
+def test_a_first_contact_while_p_computes_is_hidden() -> None:
+    """neuralmagic/vllm#63. From 5 to 25 it costs nothing and has 10.5 ms to spare; from 35.2 on it is on the path."""
+    hidden = _shake(push(), "engine-d", 5, 25).answer()
+    paid = _shake(push().shifted(35.2, 20), "engine-d", 35.2, 55.2).answer()
+
+    assert [(h.duration_ns, h.slack_ns) for h in hidden.hidden if h.cause == "handshake"] == [(20 * MS, 10.5 * MS)]
+    assert (hidden.ttft_ns, "handshake" in causes_ms(hidden)) == (60 * MS, False)
+    assert (paid.ttft_ns, causes_ms(paid)["handshake"]) == (80 * MS, 20)
+    assert [h for h in paid.hidden if h.cause == "handshake"] == []
