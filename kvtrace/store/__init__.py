@@ -9,5 +9,6 @@ from __future__ import annotations
 from kvtrace.store.connection import Mode, Rows, Store
 from kvtrace.store.files import discard, working_path
 from kvtrace.store.refusal import duckdb_version
+from kvtrace.store.revision import created, revised
 
-__all__ = ["Mode", "Rows", "Store", "discard", "duckdb_version", "working_path"]
+__all__ = ["Mode", "Rows", "Store", "created", "discard", "duckdb_version", "revised", "working_path"]
