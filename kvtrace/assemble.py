@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kvtrace import stages
+from kvtrace.legs import FRONT, PUSH, Leg, split
 from kvtrace.model import Event, Process, Request, Transfer
 
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _INDEX_SUFFIX = re.compile(r"-(\d+)$")
 _PREFIX = re.compile(r"^(?:cmpl|chatcmpl|resp|embd|score|rerank|pool|classify)-")
-_ROUTER = "router."
-_HTTP = ("prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
 _TRANSFER_STAGES = frozenset(
     (
         stages.PREPARED.name,
@@ -48,7 +47,7 @@ def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[
     made), else by the id that both legs carry; `join_method` says which. A leg that finds no partner is a request too.
     """
     sorted_events = sorted(events)
-    legs, fronts, loose = _split(sorted_events, processes)
+    legs, fronts, loose = split(sorted_events, processes)
     named = set(fronts)
     groups: dict[str, _Group] = defaultdict(_Group)
     for key, one in legs.items():
@@ -66,60 +65,14 @@ def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[
     return sorted(requests, key=_first_ns)
 
 
-class _Leg:
-    """One engine request on one engine: its id and its events."""
-
-    __slots__ = ("engine", "events", "name", "side")
-
-    def __init__(self, name: str, engine: int) -> None:
-        self.name = name
-        self.engine = engine
-        self.events: list[Event] = []
-        self.side = ""
-
-
 class _Group:
     """Everything under one base id."""
 
     __slots__ = ("front", "legs")
 
     def __init__(self) -> None:
-        self.legs: list[_Leg] = []
+        self.legs: list[Leg] = []
         self.front: list[Event] = []
-
-
-def _split(
-    events: list[Event], processes: Mapping[int, Process]
-) -> tuple[dict[tuple[str, str], _Leg], dict[str, list[Event]], list[Event]]:
-    legs: dict[tuple[str, str], _Leg] = {}
-    fronts: dict[str, list[Event]] = defaultdict(list)
-    loose: list[Event] = []
-    for event in events:
-        if not event.request:
-            continue
-        if event.stage.startswith(_ROUTER) or event.stage.startswith(_HTTP):
-            fronts[event.request].append(event)
-            continue
-        if event.stage in (stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name):
-            loose.append(event)
-            continue
-        side = event.stage.partition(".")[0]
-        process = processes.get(event.process)
-        key = (process.engine if process is not None and process.engine else str(event.process), event.request)
-        leg = legs.get(key)
-        if leg is None:
-            leg = legs[key] = _Leg(event.request, event.process)
-        leg.events.append(event)
-        if side in ("prefill", "decode") and not leg.side:
-            leg.side = side
-    for leg in legs.values():
-        leg.side = leg.side or _side_by_transfer(leg.events)
-    return legs, fronts, loose
-
-
-def _side_by_transfer(events: list[Event]) -> str:
-    seen = {event.stage for event in events}
-    return "prefill" if seen & {stages.SENDER_PICKED.name, stages.MATCHED.name} else "decode"
 
 
 def _links(events: list[Event]) -> dict[str, tuple[str, str]]:
@@ -139,7 +92,7 @@ def _join(
 ) -> list[Request]:
     prefills = {leg.name: leg for leg in group.legs if leg.side == "prefill"}
     decodes = [leg for leg in group.legs if leg.side == "decode"]
-    pairs: list[tuple[_Leg | None, _Leg | None, str]] = []
+    pairs: list[tuple[Leg | None, Leg | None, str]] = []
     unpaired = []
     for decode in decodes:
         remote, method = links.get(decode.name, ("", ""))
@@ -161,23 +114,23 @@ def _join(
         named = decode_leg or prefill_leg
         name = base if len(pairs) == 1 or named is None else named.name
         request = Request(request_id=name, join_method=method)
-        _fill(request, [event for event in group.front if event.stage.startswith(_ROUTER)])
+        _fill(request, [event for event in group.front if event.stage.startswith(FRONT)])
         for side, part in (("prefill", prefill_leg), ("decode", decode_leg)):
             if part is not None:
                 _fill(request, part.events)
             _fill(request, _nth_exchange(exchanges[side], position))
         request.prefill_engine = _engine(prefill_leg, processes)
         request.decode_engine = _engine(decode_leg, processes)
-        received = request.events.get(stages.ROUTER_RECEIVED.name)
+        received, sent = (request.events.get(s.name, ()) for s in (stages.ROUTER_RECEIVED, stages.CLIENT_SENT))
+        request.client_request_id = next((event.ref for event in (*received, *sent) if event.ref), "")
         if received:
-            request.client_request_id = received[0].ref
             request.attempt = received[0].a
         request.mode = _mode(request, prefill_leg, decode_leg)
         requests.append(request)
     return requests
 
 
-def _pair_ns(pair: tuple[_Leg | None, _Leg | None, str]) -> int:
+def _pair_ns(pair: tuple[Leg | None, Leg | None, str]) -> int:
     return min((leg.events[0].t_ns for leg in pair[:2] if leg is not None), default=0)
 
 
@@ -205,14 +158,14 @@ def _fill(request: Request, events: list[Event]) -> None:
         request.events.setdefault(event.stage, []).append(event)
 
 
-def _engine(leg: _Leg | None, processes: Mapping[int, Process]) -> str:
+def _engine(leg: Leg | None, processes: Mapping[int, Process]) -> str:
     if leg is None:
         return ""
     process = processes.get(leg.engine)
     return process.engine if process is not None else ""
 
 
-def _mode(request: Request, prefill: _Leg | None, decode: _Leg | None) -> str:
+def _mode(request: Request, prefill: Leg | None, decode: Leg | None) -> str:
     seen = request.events
     decided = seen.get(stages.ROUTER_DECIDED.name)
     if any(
@@ -224,10 +177,13 @@ def _mode(request: Request, prefill: _Leg | None, decode: _Leg | None) -> str:
             stages.SENDER_PICKED.name,
         )
     ):
-        return "push"
+        return PUSH
     if stages.LOAD_STARTED.name in seen:
         return "pull"
-    if decided and decided[0].ref in ("push", "pull"):
+    begun = seen.get(stages.TRANSFER_BEGUN.name)
+    if begun and begun[0].ref:
+        return begun[0].ref
+    if decided and decided[0].ref in (PUSH, "pull"):
         return decided[0].ref
     if decode is not None and prefill is None:
         enqueued = seen.get(stages.DECODE_ENQUEUED.name)
@@ -264,7 +220,7 @@ def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Trans
             _note(transfer, stage, event, processes)
     notified = request.events.get(stages.NOTIFIED.name, ())
     for transfer in found.values():
-        if request.mode == "push" and notified:
+        if request.mode == PUSH and notified:
             transfer.notified_ns = max(event.t_ns for event in notified)
     return sorted(found.values(), key=lambda transfer: (transfer.post_started_ns, transfer.process, transfer.number))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from kvtrace import align, evidence, stages
 from kvtrace.evidence import Part, Timeline
 from kvtrace.graph import Graph, Surroundings
+from kvtrace.legs import CLIENT
 from kvtrace.model import Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
@@ -34,10 +35,16 @@ _ENDS = (
     stages.DECODE_SAMPLED.name,
     stages.DECODE_COMPUTED.name,
 )
+# A client sees its request from outside: all else comes after it was sent, and these before its first token.
+_CLIENT = (stages.CLIENT_SENT.name, stages.CLIENT_FIRST_TOKEN.name)
+_BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)
 
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     """Return the names of the points at which the request is first seen and at which its first token is."""
+    outside_ns = outside_client_ns(points)
+    if outside_ns is not None and outside_ns <= 0:
+        return _CLIENT
     start = next((name for name in _STARTS[:1] if name in points), None)
     if start is None:
         seen = [name for name in _STARTS if name in points]
@@ -47,6 +54,19 @@ def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
         # Clocks that disagree by more than the whole request: no interval can be told.
         return start, None
     return start, end
+
+
+def outside_client_ns(points: Mapping[str, Point]) -> int | None:
+    """Return by how much, in ns, other points stick out of the client's record; None without a whole one.
+
+    More than 0 means that the clocks disagree by at least that much: then no place can be told for the record.
+    """
+    sent, token = (points.get(name) for name in _CLIENT)
+    if sent is None or token is None:
+        return None
+    first_ns = min((point.t_ns for name, point in points.items() if not name.startswith(CLIENT)), default=sent.t_ns)
+    last_ns = max((points[name].t_ns for name in _BEFORE_TOKEN if name in points), default=token.t_ns)
+    return max(sent.t_ns - first_ns, last_ns - token.t_ns, sent.t_ns - token.t_ns)
 
 
 def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
@@ -135,11 +155,11 @@ def _divide(
     sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
     if edge.split == "sender":
         return evidence.divide_sender_wait(start_ns, end_ns, sender)
-    if edge.split == "registration":
-        return _divide_registration(start_ns, end_ns, graph, request, around)
+    if edge.split in ("registration", "late"):
+        return _divide_registration(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "handshake":
         return _divide_handshake(edge, start_ns, end_ns, request, around)
-    waited_for = "nothing that was recorded" if edge.cause is stages.UNKNOWN else edge.after.name
+    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
     return [Part(start_ns, end_ns, edge.cause.name, waited_for)]
 
 
@@ -151,22 +171,22 @@ def _sender_process(graph: Graph) -> int:
 
 
 def _divide_registration(
-    start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
 ) -> list[Part]:
-    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it."""
-    arrival_ns = graph.registration_arrival_ns
+    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it.
+
+    Where nothing was recorded of the sender (`late`), the rest is nobody's.
+    """
     sender = around.timelines.get(request.prefill_engine, _EMPTY).sender(_sender_process(graph))
-    if arrival_ns is None or arrival_ns <= start_ns:
-        return evidence.divide_sender_wait(start_ns, end_ns, sender)
-    arrival_ns = min(arrival_ns, end_ns)
+    arrival_ns = min(max(graph.registration_arrival_ns or start_ns, start_ns), end_ns)
     parts: list[Part] = []
     at_ns = start_ns
     for name, waited_for in _REGISTRATION_CHAIN:
         point = graph.points.get(name)
-        if point is None or point.t_ns <= at_ns:
+        if point is None or point.t_ns <= at_ns or at_ns >= arrival_ns:
             continue
         stop_ns = min(point.t_ns, arrival_ns)
-        if name == stages.DECODE_ALLOCATED.name:
+        if name == stages.DECODE_ALLOCATED.name and edge.split != "late":
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
@@ -174,7 +194,12 @@ def _divide_registration(
             parts.extend(evidence.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
-    parts.extend(evidence.divide_sender_wait(arrival_ns, end_ns, sender))
+    if edge.split == "late":
+        parts.append(
+            Part(arrival_ns, end_ns, stages.UNKNOWN.name, "P's step and its sender, of which nothing is known")
+        )
+    else:
+        parts.extend(evidence.divide_sender_wait(arrival_ns, end_ns, sender))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
