@@ -1,7 +1,7 @@
 """The store: one DuckDB file. Only this package imports duckdb.
 
 The recorder writes a working file; what anybody opens is a published snapshot of it, put in place by an atomic
-rename, since DuckDB keeps every other process out of a file that is being written.
+rename, since DuckDB keeps every other process out of a file that is being written. Other changes are made to a copy.
 """
 
 from __future__ import annotations

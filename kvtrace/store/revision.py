@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def refuse_recording(path: Path) -> None:
     """Raise if a recorder writes the store at `path`, or has left it unfinished."""
-    working = working_path(path)
-    if working.exists():
+    working = next((one for one in map(working_path, (path, path.resolve())) if one.exists()), None)
+    if working is not None:
         raise StoreError(
             f"{path} is being recorded ({working} is there): stop its recorder first; "
             f"one that was killed is completed by `kvtrace record -o {path}`"
@@ -63,11 +63,13 @@ def created(path: Path, *, force: bool) -> Iterator[Store]:
     if path.exists() and not force:
         raise StoreError(f"{path} exists and is not overwritten; use --into to add to it, or --force")
     target = path.resolve()
-    with _written(path, _unfinished(target)) as store:
+    copy = _unfinished(target)
+    _remove(copy)
+    with _written(path, copy) as store:
         yield store
         store.execute("CHECKPOINT")
         store.close()
-        put_in_place(store.path, target)
+        put_in_place(copy, target)
 
 
 @contextlib.contextmanager
