@@ -35,9 +35,9 @@ _ENDS = (
     stages.DECODE_SAMPLED.name,
     stages.DECODE_COMPUTED.name,
 )
-# A client sees its request from outside: all else comes after it was sent, and these before its first token.
+# A client sees its request from outside: all else comes after it was sent, and the first of these before its token.
 _CLIENT = (stages.CLIENT_SENT.name, stages.CLIENT_FIRST_TOKEN.name)
-_BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)
+_BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)  # outermost first
 
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
@@ -65,7 +65,7 @@ def outside_client_ns(points: Mapping[str, Point]) -> int | None:
     if sent is None or token is None:
         return None
     first_ns = min((point.t_ns for name, point in points.items() if not name.startswith(CLIENT)), default=sent.t_ns)
-    last_ns = max((points[name].t_ns for name in _BEFORE_TOKEN if name in points), default=token.t_ns)
+    last_ns = next((points[name].t_ns for name in _BEFORE_TOKEN if name in points), token.t_ns)
     return max(sent.t_ns - first_ns, last_ns - token.t_ns, sent.t_ns - token.t_ns)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvtrace import stages
 from kvtrace.importers import aiperf as aiperf_format
 from kvtrace.importers import identity
 from kvtrace.importers.source import open_source
@@ -15,7 +19,8 @@ from kvtrace.store import Store
 from tests import import_records as records
 from tests.import_records import run
 from tests.test_attribution import PUSH_CAUSES
-from tests.trace import MS, START_NS, Trace, ns, push
+from tests.test_attribution import _check as check
+from tests.trace import MS, START_NS, Trace, ns, pull, push
 
 
 def renamed(trace: Trace, client_id: str, attempt: int = 0) -> Trace:
@@ -176,6 +181,32 @@ def test_a_ttft_may_be_in_any_unit_that_says_its_name(unit: str, value: float, t
 
     assert record.first_token_ns == ns(62)
     assert (record.prompt_tokens, record.output_tokens) == (600, 16)
+
+
+@settings(max_examples=200)
+@given(
+    mode=st.sampled_from([push, pull]),
+    jitter_ms=st.lists(st.floats(-40, 40), min_size=80, max_size=80),
+    dropped=st.sets(st.integers(0, 60), max_size=40),
+    sent_ms=st.floats(-50, 50),
+    token_ms=st.floats(-50, 200),
+)
+def test_shares_of_the_scope_client_sum_whatever_happens(
+    mode: Callable[[], Trace], jitter_ms: list[float], dropped: set[int], sent_ms: float, token_ms: float
+) -> None:
+    """Points missing and displaced within a client's record, or around it: the segments tile, the shares sum."""
+    trace = mode()
+    moved = zip(trace.events, jitter_ms, strict=False)
+    events = [event._replace(t_ns=event.t_ns + int(by_ms * MS)) for event, by_ms in moved]
+    trace.events = [event for index, event in enumerate(events) if index not in dropped]
+    trace.at(sent_ms, stages.CLIENT_SENT, "r1").at(token_ms, stages.CLIENT_FIRST_TOKEN, "r1")
+
+    check(trace)
+    assert all(
+        answer.start_ns == ns(sent_ms) and answer.first_token_ns == ns(token_ms)
+        for answer in trace.answers()
+        if answer.scope == "client" and answer.ttft_ns is not None
+    )
 
 
 def test_nothing_of_what_was_said_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

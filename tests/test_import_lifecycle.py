@@ -268,3 +268,13 @@ def test_the_hash_is_vllms() -> None:
     """Eight bytes of BLAKE2b, personalised; a changed byte of this and nothing would ever join."""
     assert identity.hashed("cmpl-x-0") == records.hashed("cmpl-x-0")
     assert identity.stem("cmpl-x-0-0123ABCD") == "cmpl-x-0"
+
+
+def test_a_file_of_endless_hosts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line with a clock of its own is no log of a cluster; it would cost a process row each."""
+    lines = [line_of(monotonic_ns=number * 10**9) for number in range(1, 200)]
+
+    code, said = run(capsys, "-o", tmp_path / "run.duckdb", records.write(tmp_path / "x.log", *lines))
+
+    assert code == 1
+    assert "line 65: its clocks are those of none of the 64 hosts before" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,10 +65,47 @@ class Attempt(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Attempts:
+    """All attempts under one client's id, in time order; `firsts` of them began a client's request."""
+
+    made: list[Attempt] = field(default_factory=list)
+    requests: set[str] = field(default_factory=set)
+    firsts: int = 0
+
+    def add(self, attempt: Attempt) -> None:
+        """Take in one attempt, once."""
+        if attempt.request not in self.requests:
+            self.requests.add(attempt.request)
+            self.firsts += attempt.attempt == 0
+            insort(self.made, attempt, key=lambda one: (one.t_ns, one.attempt))
+
+    def answering(self, sent_ns: int, done_ns: int) -> str | None:
+        """Return the attempt that answered a client; None where several clients' requests within bear this id."""
+        within = self.made
+        if self.firsts > 1:
+            within = self._within(sent_ns, done_ns)
+        if not within:
+            return None
+        return next((one.request for one in reversed(within) if one.answered), within[-1].request)
+
+    def _within(self, sent_ns: int, done_ns: int) -> list[Attempt]:
+        """Return the attempts of the only request that began in that time, none if it is not the only one."""
+        found: list[Attempt] = []
+        for index in range(bisect_left(self.made, sent_ns, key=lambda one: one.t_ns), len(self.made)):
+            one = self.made[index]
+            if one.t_ns > done_ns:
+                break
+            if one.attempt == 0 and any(other.attempt == 0 for other in found):
+                return []
+            found.append(one)
+        return found if any(one.attempt == 0 for one in found) else []
+
+
+@dataclass(slots=True)
 class Known:
     """The requests that are known so far, by the ids under which a record may name them."""
 
-    attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+    attempts: dict[str, _Attempts] = field(default_factory=lambda: defaultdict(_Attempts))
     names: set[str] = field(default_factory=set)
     clients: dict[str, int] = field(default_factory=dict)
     by_hash: dict[str, str] = field(default_factory=dict)
@@ -87,18 +125,16 @@ class Known:
 
     def attempt(self, client_id: str, attempt: Attempt) -> None:
         """Take in what a router made of a client's id."""
-        known = self.attempts[printable(client_id)]
-        if all(one.request != attempt.request for one in known):
-            known.append(attempt)
+        self.attempts[printable(client_id)].add(attempt)
         self.learn([attempt.request])
 
     def learn(self, ids: Iterable[str]) -> None:
         """Take in ids of engines, routers or clients, and the hashes that stand for them."""
         for one in ids:
-            is_hash = HASHED_ID.fullmatch(one)
-            if is_hash:  # an earlier import found no name for it
-                self.kept[is_hash[1], is_hash[2]] = one
-                self.names.add(is_hash[1])
+            parts = HASHED_ID.fullmatch(one)
+            if parts:  # an earlier import found no name for it
+                self.kept[parts[1], parts[2]] = one
+                self.names.add(parts[1])
                 continue
             self.by_hash[hashed(one)] = one
             self.by_group.setdefault(hashed(stem(one)), stem(one))
@@ -111,8 +147,8 @@ class Known:
     def client(self, client_id: str, sent_ns: int, done_ns: int) -> str | None:
         """Return the request that a client's record is of, None if no request or more than one may be meant."""
         attempts = self.attempts.get(printable(client_id))
-        if attempts:
-            return _answered(attempts, sent_ns, done_ns)
+        if attempts is not None:
+            return attempts.answering(sent_ns, done_ns)
         if client_id in self.names or printable(client_id) in self.names:
             return client_id if client_id in self.names else printable(client_id)
         hashes = (hashed(pattern.format(client_id)) for pattern in _STEMS)
@@ -127,15 +163,6 @@ class Known:
             return kept, True
         base = self.by_group.get(group_hash)
         return f"{base or group_hash}-{id_hash[:8]}", base is not None
-
-
-def _answered(attempts: list[Attempt], sent_ns: int, done_ns: int) -> str | None:
-    """Return the attempt that answered the client; None where several clients' requests bear this id."""
-    if sum(one.attempt == 0 for one in attempts) > 1:
-        attempts = [one for one in attempts if sent_ns <= one.t_ns <= done_ns]
-        if sum(one.attempt == 0 for one in attempts) != 1:
-            return None
-    return next((one.request for one in reversed(attempts) if one.answered), attempts[-1].request)
 
 
 def is_hash(text: str) -> bool:

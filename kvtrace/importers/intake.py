@@ -130,9 +130,10 @@ def _read(sources: list[Source], before: _Before, clock: Clock | None, forced: s
             records, said = vllm_bench.read(source, offset_ns)
             found.append(clients.place(source, name, records, known))
             found[-1].said += said
-    for one in found:
-        known.learn(point.request for point in one.points)
-        known.learn(point.ref for point in one.points if point.ref and point.stage in _CLIENT_NAMED)
+    if any(name == lifecycle.NAME for _, name in chosen):
+        for one in found:
+            known.learn({point.request for point in one.points})
+            known.learn({point.ref for point in one.points if point.ref and point.stage in _CLIENT_NAMED})
     logs = [lifecycle.read(source, same_host=clock is not None) for source, name in chosen if name == lifecycle.NAME]
     lifecycle.place(logs, known)
     return [*found, *(log.placed for log in logs)]

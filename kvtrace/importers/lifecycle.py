@@ -28,6 +28,7 @@ _MODES = ("push", "pull")
 PRODUCER, CONSUMER = "producer", "consumer"
 # A host reads its two clocks within this of each other, and keeps their distance until somebody sets the time.
 _SAME_CLOCK_NS = 200_000_000
+_CLOCKS_MAX = 64
 _DECODER = json.JSONDecoder()
 # (event, role) -> the point that it is. `transfer_started` comes before descriptors are made, hence no post.
 _STAGES: dict[tuple[str, str], Stage] = {
@@ -104,6 +105,8 @@ def read(source: Source, *, same_host: bool) -> Log:
             left_out[name] = left_out.get(name, 0) + 1
             continue
         clock = _clock(record.wall_ns - record.monotonic_ns, clocks)
+        if len(clocks) > _CLOCKS_MAX:
+            raise source.fault(line, f"its clocks are those of none of the {_CLOCKS_MAX} hosts before; split the file by host")
         if same_host and len(clocks) > 1:
             raise source.fault(line, "its clocks are not those of the lines before, so --same-host does not hold")
         log.sightings.append(_Sighting(stage, record, _part(log.placed, record, clock)))
