@@ -106,7 +106,9 @@ def read(source: Source, *, same_host: bool) -> Log:
             continue
         clock = _clock(record.wall_ns - record.monotonic_ns, clocks)
         if len(clocks) > _CLOCKS_MAX:
-            raise source.fault(line, f"its clocks are those of none of the {_CLOCKS_MAX} hosts before; split the file by host")
+            raise source.fault(
+                line, f"its clocks are those of none of the {_CLOCKS_MAX} hosts before; split the file by host"
+            )
         if same_host and len(clocks) > 1:
             raise source.fault(line, "its clocks are not those of the lines before, so --same-host does not hold")
         log.sightings.append(_Sighting(stage, record, _part(log.placed, record, clock)))
