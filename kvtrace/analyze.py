@@ -144,6 +144,7 @@ def load_processes(store: Store) -> dict[int, Process]:
             domain=f"{row['host']}/{row['domain']}",
             offset_ns=row["offset_ns"] or 0,
             tp_size=int(facts.get("tp_size") or 1),
+            imported=facts.get("imported", ""),
         )
     return processes
 

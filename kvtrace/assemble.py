@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kvtrace import attempts, legs, stages
-from kvtrace.legs import Leg, base_ids
+from kvtrace.legs import FRONT, PUSH, Leg, base_ids
 from kvtrace.model import Event, Process, Request, Transfer
 
-_ROUTER = "router."
 Pair = tuple[Leg | None, Leg | None, str]
 """P's leg and D's, either of them None, and the method that joined them."""
 
@@ -90,7 +89,7 @@ def _join(
         "prefill": _claims([prefill for prefill, _, _ in pairs], asked["prefill"]),
         "decode": _claims([decode for _, decode, _ in pairs], asked["decode"]),
     }
-    router = [event for event in sorted(front) if event.stage.startswith(_ROUTER)]
+    router = [event for event in sorted(front) if event.stage.startswith(FRONT)]
     requests = []
     for position, (prefill, decode, method) in enumerate(pairs):
         named = decode or prefill
@@ -107,9 +106,13 @@ def _join(
             request.events.pop(stages.DECODE_FIRST_TOKEN_OUT.name, None)
         request.prefill_engine = _engine(prefill, processes)
         request.decode_engine = _engine(decode, processes)
-        received = [event for event in router if event.stage == stages.ROUTER_RECEIVED.name]
+        received, sent = (
+            [event for event in router if event.stage == stage.name]
+            for stage in (stages.ROUTER_RECEIVED, stages.CLIENT_SENT)
+        )
+        request.client_request_id = next((event.ref for event in (*received, *sent) if event.ref), "")
         if received:
-            request.client_request_id, request.attempt = received[0].ref, received[0].a
+            request.attempt = received[0].a
         request.mode = _mode(request, router, prefill, decode)
         requests.append(request)
     return requests
@@ -202,11 +205,14 @@ _PUSH = (stages.MATCHED, stages.REGISTRATION_SENT, stages.REGISTRATION_QUEUED, s
 def _mode(request: Request, router: list[Event], prefill: Leg | None, decode: Leg | None) -> str:
     seen = request.events
     if any(stage.name in seen for stage in _PUSH):
-        return "push"
+        return PUSH
     if stages.LOAD_STARTED.name in seen:
         return "pull"
+    begun = seen.get(stages.TRANSFER_BEGUN.name)
+    if begun and begun[0].ref:
+        return begun[0].ref
     decided = [event.ref for event in router if event.stage == stages.ROUTER_DECIDED.name]
-    if decided and decided[0] in ("push", "pull", "local"):
+    if decided and decided[0] in (PUSH, "pull", "local"):
         return decided[0]
     if decode is not None and prefill is None:
         enqueued = seen.get(stages.DECODE_ENQUEUED.name)
@@ -242,7 +248,7 @@ def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Trans
             transfer = by_number.setdefault((event.process, event.a), Transfer(event.process, event.a))
             _note(transfer, stage, event, processes)
     found = list(by_number.values())
-    if request.mode == "push":
+    if request.mode == PUSH:
         # Several answers to one prompt share P's leg, and each is written to its own blocks.
         names = {event.request for event in request.events.get(stages.DECODE_ENQUEUED.name, ())}
         found = [transfer for transfer in found if transfer.remote_request in names] or found

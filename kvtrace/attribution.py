@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping
 from kvtrace import critical_path, evidence, pace, remarks, stages, verdict
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
+from kvtrace.legs import CLIENT
 from kvtrace.model import Attribution, Blocks, Event, Hidden, Process, Request, Segment
 from kvtrace.verdict import ENDS_EARLY, VERDICTS
+
+_NEVER_NS = 2**63 - 1
+# A transfer lies between the last of these points and the first of those.
+_BEGUN = (stages.MATCHED, stages.LOAD_STARTED, stages.TRANSFER_BEGUN)
+_NOTICED = (stages.REPORTED, stages.READY)
 
 
 def surroundings(
@@ -35,42 +41,64 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     shares_ns = {kind.value: 0 for kind in stages.Class}
     for segment in segments:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
-    low_ns, high_ns = _transfer_bounds(graph, segments, shares_ns[stages.Class.TRANSFER.value])
+    low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
     named, reason = verdict.verdict(request, graph, around, has_token=end is not None)
-    said = remarks.remarks(request, graph, around, blocks, idle_ns)
+    said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
+    scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)
     return Attribution(
         request=request,
         verdict=named,
-        scope=_scope(start, end),
+        scope=scope,
         note="; ".join(filter(None, [reason, *said])),
         start_ns=start_ns,
         first_token_ns=graph.points[end].t_ns if end is not None and start is not None else None,
-        end_ns=_end_ns(request),
+        end_ns=_end_ns(request, scope),
         segments=segments,
         hidden=(*_hidden(request, graph, end), *_hidden_handshakes(request, graph, segments, around)),
         shares_ns=shares_ns,
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
-        prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED)),
-        output_tokens=_payload(request, (stages.DECODE_FINISHED,)),
+        prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT)),
+        output_tokens=_payload(request, (stages.DECODE_FINISHED, stages.CLIENT_DONE)),
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
     )
 
 
-def _scope(start: str | None, end: str | None) -> str:
-    """Return where the request was seen; one without a first token is counted with those that had theirs there."""
-    return (
-        "router" if start == stages.ROUTER_RECEIVED.name and end in (None, stages.ROUTER_FIRST_TOKEN.name) else "engine"
-    )
+def _scope(request: Request, start: str | None, end: str | None) -> str:
+    """Return where the request was seen; one without a first token is counted with those that had theirs there.
+
+    One of which only its client tells was seen by nobody else.
+    """
+    if start == stages.CLIENT_SENT.name or (request.events and all(one.startswith(CLIENT) for one in request.events)):
+        return "client"
+    is_routers = start == stages.ROUTER_RECEIVED.name and end in (None, stages.ROUTER_FIRST_TOKEN.name)
+    return "router" if is_routers else "engine"
 
 
-def _transfer_bounds(graph: Graph, segments: tuple[Segment, ...], transfer_ns: int) -> tuple[int, int]:
+def _imported(request: Request, graph: Graph, around: Surroundings) -> Iterable[str]:
+    """Yield what is to be said of points that kvtrace did not record itself."""
+    formats = {process.process: process.imported for process in around.processes.values() if process.imported}
+    if not formats:
+        return
+    found = {formats[e.process] for events in request.events.values() for e in events if e.process in formats}
+    if found:
+        yield f"points imported from {', '.join(sorted(found))}"
+    outside_ns = critical_path.outside_client_ns(graph.points)
+    if outside_ns is not None and outside_ns > 0:
+        yield f"its client's clock is {outside_ns / 1e6:.3f} ms or more off, so the client's record has no place in it"
+
+
+def _transfer_bounds(
+    request: Request, graph: Graph, segments: tuple[Segment, ...], transfer_ns: int
+) -> tuple[int, int]:
     """Return the least and the most of the path that may have been transfer, in ns, given the wire's bracket."""
+    if graph.transfer is None:
+        return transfer_ns, transfer_ns + _unseen_ns(request, graph, segments)
     arrived = graph.points.get(stages.ARRIVED.name)
     detection_end_ns = max((s.end_ns for s in segments if s.cause == stages.DETECTION.name), default=0)
     on_path = any(stages.CAUSE_BY_NAME[s.cause].kind is stages.Class.TRANSFER for s in segments) or detection_end_ns
@@ -80,6 +108,19 @@ def _transfer_bounds(graph: Graph, segments: tuple[Segment, ...], transfer_ns: i
     low_ns = transfer_ns - min(wire_ns, max(0, arrived.t_ns - graph.arrived_low_ns))
     high_ns = transfer_ns + max(0, min(graph.arrived_high_ns, max(detection_end_ns, arrived.t_ns)) - arrived.t_ns)
     return low_ns, high_ns
+
+
+def _unseen_ns(request: Request, graph: Graph, segments: tuple[Segment, ...]) -> int:
+    """Return how much unattributed time a transfer can have taken of which nothing was recorded, in ns."""
+    enqueued = request.events.get(stages.DECODE_ENQUEUED.name)
+    if enqueued and not enqueued[0].c:
+        return 0  # D was told of none
+    begun_ns, noticed_ns = (
+        [graph.points[stage.name].t_ns for stage in some if stage.name in graph.points] for some in (_BEGUN, _NOTICED)
+    )
+    from_ns, until_ns = max(begun_ns, default=0), min(noticed_ns, default=_NEVER_NS)
+    unknown = (segment for segment in segments if segment.cause == stages.UNKNOWN.name)
+    return sum(max(0, min(one.end_ns, until_ns) - max(one.start_ns, from_ns)) for one in unknown)
 
 
 def _registration_late_ns(graph: Graph) -> int | None:
@@ -168,18 +209,22 @@ def _first_ns(request: Request) -> int:
     return min((events[0].t_ns for events in request.events.values()), default=0)
 
 
-def _end_ns(request: Request) -> int:
-    for stage in (
-        stages.ROUTER_DONE,
-        stages.ROUTER_FAILED,
-        stages.ROUTER_CANCELLED,
-        stages.DECODE_HTTP_DONE,
-        stages.DECODE_FINISHED,
-    ):
+def _end_ns(request: Request, scope: str) -> int:
+    for stage in (*(_CLIENT_ENDS if scope == "client" else ()), *_SERVING_ENDS):
         events = request.events.get(stage.name)
         if events:
             return events[-1].t_ns
     return max((event.t_ns for events in request.events.values() for event in events), default=0)
+
+
+_CLIENT_ENDS = (stages.CLIENT_DONE, stages.CLIENT_FAILED)
+_SERVING_ENDS = (
+    stages.ROUTER_DONE,
+    stages.ROUTER_FAILED,
+    stages.ROUTER_CANCELLED,
+    stages.DECODE_HTTP_DONE,
+    stages.DECODE_FINISHED,
+)
 
 
 def _blocks(request: Request) -> Blocks:

@@ -14,6 +14,7 @@ from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import Timeline
 from kvtrace.graph import Graph, Surroundings
+from kvtrace.legs import CLIENT
 from kvtrace.model import Point, Posted, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
@@ -37,10 +38,16 @@ _ENDS = (
     stages.DECODE_SAMPLED.name,
     stages.DECODE_COMPUTED.name,
 )
+# A client sees its request from outside: all else comes after it was sent, and the first of these before its token.
+_CLIENT = (stages.CLIENT_SENT.name, stages.CLIENT_FIRST_TOKEN.name)
+_BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)  # outermost first
 
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     """Return the names of the points at which the request is first seen and at which its first token is."""
+    outside_ns = outside_client_ns(points)
+    if outside_ns is not None and outside_ns <= 0:
+        return _CLIENT
     start = next((name for name in _STARTS[:1] if name in points), None)
     if start is None:
         seen = [name for name in _STARTS if name in points]
@@ -50,6 +57,19 @@ def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
         # Clocks that disagree by more than the whole request: no interval can be told.
         return start, None
     return start, end
+
+
+def outside_client_ns(points: Mapping[str, Point]) -> int | None:
+    """Return by how much, in ns, other points stick out of the client's record; None without a whole one.
+
+    More than 0 means that the clocks disagree by at least that much: then no place can be told for the record.
+    """
+    sent, token = (points.get(name) for name in _CLIENT)
+    if sent is None or token is None:
+        return None
+    first_ns = min((point.t_ns for name, point in points.items() if not name.startswith(CLIENT)), default=sent.t_ns)
+    last_ns = next((points[name].t_ns for name in _BEFORE_TOKEN if name in points), token.t_ns)
+    return max(sent.t_ns - first_ns, last_ns - token.t_ns, sent.t_ns - token.t_ns)
 
 
 def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
@@ -137,13 +157,13 @@ def _divide(
         return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
     if edge.split == "sender":
         return _divide_sender(start_ns, end_ns, graph, request, around)
-    if edge.split == "registration":
-        return _divide_registration(start_ns, end_ns, graph, request, around)
+    if edge.split in ("registration", "late"):
+        return _divide_registration(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "handshake":
         return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "join":
         return _divide_join(edge, start_ns, end_ns, graph)
-    waited_for = "nothing that was recorded" if edge.cause is stages.UNKNOWN else edge.after.name
+    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
     if graph.last_rank and edge.after.name in _RANKED:
         waited_for = graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
@@ -215,21 +235,21 @@ def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, a
 
 
 def _divide_registration(
-    start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
 ) -> list[Part]:
-    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it."""
-    arrival_ns = graph.registration_arrival_ns
-    if arrival_ns is None or arrival_ns <= start_ns:
-        return _divide_sender(start_ns, end_ns, graph, request, around)
-    arrival_ns = min(arrival_ns, end_ns)
+    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it.
+
+    Where nothing was recorded of the sender (`late`), the rest is nobody's.
+    """
+    arrival_ns = min(max(graph.registration_arrival_ns or start_ns, start_ns), end_ns)
     parts: list[Part] = []
     at_ns = start_ns
     for name, waited_for in _REGISTRATION_CHAIN:
         point = graph.points.get(name)
-        if point is None or point.t_ns <= at_ns:
+        if point is None or point.t_ns <= at_ns or at_ns >= arrival_ns:
             continue
         stop_ns = min(point.t_ns, arrival_ns)
-        if name == stages.DECODE_ALLOCATED.name:
+        if name == stages.DECODE_ALLOCATED.name and edge.split != "late":
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
@@ -237,7 +257,12 @@ def _divide_registration(
             parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
-    parts.extend(_divide_sender(arrival_ns, end_ns, graph, request, around))
+    if edge.split == "late":
+        parts.append(
+            Part(arrival_ns, end_ns, stages.UNKNOWN.name, "P's step and its sender, of which nothing is known")
+        )
+    else:
+        parts.extend(_divide_sender(arrival_ns, end_ns, graph, request, around))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 

@@ -37,3 +37,7 @@ class VersionError(KvtraceError):
 
 class LabError(KvtraceError):
     """The lab, or a program that kvtrace started, did not come up or went down."""
+
+
+class SourceError(KvtraceError):
+    """A file to import is not of its format, is cut short, or says what cannot be."""

@@ -18,8 +18,12 @@ _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _INDEX_SUFFIX = re.compile(r"-(\d+)$")
 _PREFIX = re.compile(rf"^(?:{_PREFIXES})-")
 _CHILD = re.compile(rf"^\d+_(?=(?:{_PREFIXES})-)")
-_ROUTER = "router."
-_HTTP = ("prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
+CLIENT = "client."
+CANCELLED = "cancelled"  # the reason of a client that gave up on purpose
+FRONT = (CLIENT, "router.")
+PUSH = "push"
+_SEEN_IN_FRONT = (*FRONT, "prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
+_PREFILL_ONLY = frozenset((stages.SENDER_PICKED.name, stages.MATCHED.name))
 # Of so many legs of one name the last ones may still be under way.
 _LIVE = 32
 _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
@@ -101,7 +105,7 @@ def split(events: Iterable[Event], processes: Mapping[int, Process]) -> Split:
     for event in events:
         if not event.request:
             continue
-        if event.stage.startswith(_ROUTER) or event.stage.startswith(_HTTP):
+        if event.stage.startswith(_SEEN_IN_FRONT):
             fronts[event.request].append(event)
             continue
         if event.stage in _LOOSE:
@@ -116,8 +120,30 @@ def split(events: Iterable[Event], processes: Mapping[int, Process]) -> Split:
             leg.side = side
     legs = [leg for found in by_key.values() for leg in found]
     for leg in legs:
-        leg.side = leg.side or ("prefill" if leg.has(stages.SENDER_PICKED, stages.MATCHED) else "decode")
-    return Split(legs, fronts, loose)
+        leg.side = leg.side or _side_by_transfer(leg.events)
+    nameless = {number for number, process in processes.items() if process.imported and not process.engine}
+    return Split(_merged(legs, nameless) if nameless else legs, fronts, loose)
+
+
+def _side_by_transfer(events: list[Event]) -> str:
+    """Return the side of a leg of which only its transfer is known: P's sender matches and writes."""
+    for event in events:
+        if event.stage in _PREFILL_ONLY or (event.stage == stages.TRANSFER_BEGUN.name and event.ref == PUSH):
+            return "prefill"
+    return "decode"
+
+
+def _merged(legs: list[Leg], nameless: set[int]) -> list[Leg]:
+    """Return the legs, those of one engine request put together although some log of it does not name its engine."""
+    merged: list[Leg] = []
+    homes: dict[tuple[str, str], Leg] = {}
+    for leg in sorted(legs, key=lambda leg: leg.process in nameless):
+        home = homes.setdefault((leg.name, leg.side), leg)
+        if home is leg or leg.process not in nameless:
+            merged.append(leg)
+        else:
+            home.events = sorted(home.events + leg.events)
+    return merged
 
 
 def _leg_of(event: Event, found: list[Leg]) -> Leg:

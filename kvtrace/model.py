@@ -22,7 +22,10 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that emitted. Processes of one `domain` share a clock; `engine` is its engine's id, or ""."""
+    """One process that emitted; those of one `domain` share a clock. Without an engine `engine` is "".
+
+    `imported` is the format that its points were imported from, "" for a process that kvtrace recorded.
+    """
 
     process: int
     kind: str
@@ -30,6 +33,7 @@ class Process:
     domain: str
     offset_ns: int = 0
     tp_size: int = 1
+    imported: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from enum import StrEnum
 class Where(StrEnum):
     """The process kind in which a point is stamped."""
 
+    CLIENT = "client"
     ROUTER = "router"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -120,6 +121,7 @@ _MORE = "more or faster accelerators, other batching"
 
 # Causes: what a segment of the critical path is charged to -----------------------------------------
 
+CLIENT_HOP = _cause("client.hop", Class.COORDINATION, Where.CLIENT, "The request is on its way from the client to the router.", _NET)
 ROUTER_DECIDE = _cause("router.decide", Class.COORDINATION, Where.ROUTER, "The router reads the request and chooses P and D.", "a cheaper policy, more router processes")
 ROUTER_DISPATCH = _cause("router.dispatch", Class.COORDINATION, Where.ROUTER, "The router prepares and sends a leg: the prefill leg, or the decode leg once it may.", "concurrent dispatch, more router processes")
 PREFILL_HOP = _cause("prefill.hop", Class.COORDINATION, Where.PREFILL, "The prefill leg is on its way to P's HTTP server.", _NET)
@@ -156,6 +158,7 @@ DECODE_SAMPLE = _cause("decode.sample", Class.RUN, Where.DECODE, "D's first step
 DECODE_OTHERS = _cause("decode.others", Class.QUEUE, Where.DECODE, "Between the request's own steps D runs steps that work on other requests.", _MORE)
 DECODE_REPLY = _cause("decode.reply", Class.COORDINATION, Where.DECODE, "The first token is on its way from D's HTTP server through the router.", _NET)
 ATTEMPT_LOST = _cause("attempt.lost", Class.COORDINATION, Where.ROUTER, "An earlier attempt under the same id was made and lost, and this one had to wait for that.", "find out why attempts are lost; longer time-outs, other engines")
+CLIENT_REPLY = _cause("client.reply", Class.COORDINATION, Where.CLIENT, "The first token is on its way to the client.", _NET)
 UNKNOWN = _cause("unattributed", Class.UNATTRIBUTED, Where.PROCESS, "No recorded event explains this time.", "instrument the part that is missing, or look for a stopped process")
 # Causes that only hidden work has.
 REGISTRATION = _cause("registration", Class.COORDINATION, Where.DECODE, "D's leg arrives, blocks are reserved and the registration is sent while P computes.", "nothing, while it is hidden")
@@ -252,6 +255,14 @@ STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in
 SENDER_WOKE = _stage(120, "sender.woke", Where.ENGINE, "The sender thread wakes.", Field("a", "slept_ns", "ns", "How long it slept."), Field("b", "queue_length", "", "Work waiting for it."), Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."))
 SENDER_SLEPT = _stage(121, "sender.slept", Where.ENGINE, "The sender thread goes to sleep.", Field("a", "busy_ns", "ns", "How long it was awake."), Field("b", "queue_length", "", "Work left, which it waits for others to complete."))
 
+# Points that only imported records have: of load generators, and of connectors that log their own.
+CLIENT_SENT = _stage(130, "client.sent", Where.CLIENT, "The client sends the request.", Field("a", "prompt_tokens", "tokens", "Length of the prompt, as the client counts; 0 if it does not say."), Field("ref", "client_request_id", "", "The id that the client sent."))
+CLIENT_FIRST_TOKEN = _stage(131, "client.first_token", Where.CLIENT, "The first content has arrived at the client.")
+CLIENT_DONE = _stage(132, "client.done", Where.CLIENT, "The answer has arrived whole.", Field("a", "output_tokens", "tokens", "Tokens of the answer, as the client counts; 0 if it does not say."))
+CLIENT_FAILED = _stage(133, "client.failed", Where.CLIENT, "The client gave up, or got an error.", Field("a", "status", "", "HTTP status, 0 if there was none."), Field("ref", "reason", "", "Kind of the failure."))
+TRANSFER_BEGUN = _stage(134, "transfer.begun", Where.TRANSFER, "The side that drives the transfer turns to it: descriptors, post and wire come next.", _RANK, Field("ref", "mode", "", "push or pull."))
+HANDED_OVER = _stage(135, "prefill.handed_over", Where.PREFILL, "P's worker reports that the KV is with D, so that its blocks can go.", _RANK)
+
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 
 PREFILL_BEGUN = _point(200, "prefill.begun", Where.PREFILL, "The first step on P that works on the prompt is made up.")
@@ -264,6 +275,7 @@ ARRIVED = _point(205, "transfer.arrived", Where.TRANSFER, "The last byte has arr
 # Edges: what waits for what. A predecessor later than its successor is no predecessor; of those left, the last-arriving
 # one is on the path. Edges that skip a point serve runs in which that point is not instrumented.
 
+_edge(CLIENT_SENT, ROUTER_RECEIVED, CLIENT_HOP)
 _edge(ROUTER_RECEIVED, ROUTER_DECIDED, ROUTER_DECIDE)
 _edge(ROUTER_DECIDED, ROUTER_PREFILL_SENT, ROUTER_DISPATCH)
 _edge(ROUTER_PREFILL_SENT, PREFILL_HTTP_RECEIVED, PREFILL_HOP)
@@ -276,7 +288,10 @@ _edge(PREFILL_FINISHED, PREFILL_STAGED, STAGE_WAIT, "prefill.ride")
 _edge(PREFILL_STAGED, SENDER_PICKED, WRITER_BUSY, "sender")
 _edge(SENDER_PICKED, MATCHED, WRITER_BUSY, "registration")
 _edge(PREFILL_STAGED, MATCHED, WRITER_BUSY, "registration")
+_edge(PREFILL_FINISHED, MATCHED, UNKNOWN, "late")
 _edge(MATCHED, PREPARED, PREPARE, "handshake")
+_edge(MATCHED, TRANSFER_BEGUN, PREPARE, "handshake")
+_edge(TRANSFER_BEGUN, PREPARED, PREPARE)
 _edge(PREFILL_FINISHED, PREFILL_HTTP_RESPONDED, PREFILL_FRONTEND)
 _edge(PREFILL_HTTP_RESPONDED, ROUTER_PREFILL_RETURNED, PREFILL_REPLY)
 _edge(PREFILL_FINISHED, ROUTER_PREFILL_RETURNED, PREFILL_REPLY)
@@ -288,6 +303,8 @@ _edge(ROUTER_DECODE_SENT, DECODE_ENQUEUED, DECODE_FRONTEND)
 _edge(DECODE_HTTP_RECEIVED, DECODE_ENQUEUED, DECODE_FRONTEND)
 _edge(DECODE_ENQUEUED, DECODE_ALLOCATED, DECODE_BOUNDARY, "decode.wait")
 _edge(DECODE_ALLOCATED, LOAD_STARTED, SUBMIT_WAIT)
+_edge(DECODE_ALLOCATED, TRANSFER_BEGUN, SUBMIT_WAIT)
+_edge(LOAD_STARTED, TRANSFER_BEGUN, PREPARE, "handshake")
 _edge(LOAD_STARTED, PREPARED, PREPARE, "handshake")
 _edge(PREPARED, POST_STARTED, PREPARE)
 _edge(POST_STARTED, POST_ENDED, POST)
@@ -311,6 +328,8 @@ _edge(DECODE_SAMPLED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
 _edge(DECODE_COMPUTED, DECODE_FIRST_TOKEN_OUT, DECODE_FRONTEND)
 _edge(DECODE_FIRST_TOKEN_OUT, ROUTER_FIRST_TOKEN, DECODE_REPLY, "join")
 _edge(DECODE_SAMPLED, ROUTER_FIRST_TOKEN, DECODE_REPLY, "join")
+_edge(ROUTER_FIRST_TOKEN, CLIENT_FIRST_TOKEN, CLIENT_REPLY)
+_edge(DECODE_FIRST_TOKEN_OUT, CLIENT_FIRST_TOKEN, CLIENT_REPLY)
 
 POINTS: tuple[Stage, ...] = tuple(_points)
 EDGES: tuple[Edge, ...] = tuple(_edges)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kvtrace import align, stages
 from kvtrace.graph import Graph, Surroundings
+from kvtrace.legs import CANCELLED
 from kvtrace.model import Event, Request, Transfer
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
@@ -47,6 +48,9 @@ def _without_answer(request: Request) -> Verdict:
         return EXPIRED, f"P's lease ended before the blocks were handed over{_waiting_on_d(request)}"
     if any(stage.name in seen for stage in ends):
         return ABORTED, f"the request was aborted before its first token, after {last}"
+    if stages.CLIENT_FAILED.name in seen:
+        reason = seen[stages.CLIENT_FAILED.name][0].ref
+        return ABORTED if reason == CANCELLED else FAILED, f"its client had no answer: {reason}"
     if stages.LOAD_FAILED.name in seen or stages.TRANSFER_FAILED.name in seen:
         return FAILED, f"the hand-off failed{_reasons(request)}"
     return INCOMPLETE, f"no first token was recorded; the last point is {last_stage(request)}"
@@ -87,7 +91,8 @@ def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
         return RECOMPUTED, "the load failed and D computed the prompt itself"
     enqueued = seen.get(stages.DECODE_ENQUEUED.name)
     if not enqueued:
-        return INCOMPLETE, "no event of the engine that answered"
+        whose = "D's scheduler" if stages.REPORTED.name in seen else "the engine that answered"
+        return INCOMPLETE, f"no event of {whose}"
     if not enqueued[0].c:
         return NO_HANDOFF, _why_none(request)
     if (late := _read_too_late(request, graph)) is not None:

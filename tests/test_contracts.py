@@ -73,6 +73,7 @@ def test_every_violation_is_of_a_contract_that_exists() -> None:
 
 def test_every_stage_is_emitted_somewhere() -> None:
     emitting = [*(ROOT / "instrumented_connectors").glob("*.py"), *(ROOT / "kvtrace" / "router").glob("*.py")]
+    emitting += [*(ROOT / "kvtrace" / "importers").glob("*.py")]
     emitting += [ROOT / "kvtrace" / name for name in ("emit.py", "spool.py", "series.py", "clock.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in emitting if path.exists())
     constants = {id(value): name for name, value in vars(stages).items() if isinstance(value, stages.Stage)}

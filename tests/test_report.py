@@ -193,7 +193,7 @@ def test_where_only_ascii_goes_only_ascii_is_printed(push: selection.Explained) 
 
 def test_the_sentence_says_shares_the_longest_wait_and_what_is_left(push: selection.Explained) -> None:
     assert sentences.explanation(push) == (
-        "Of 100.0 ms to the first token, as kvtrace's router saw it, "
+        "Of 100.0 ms to the first token, as the router saw it, "
         "50 % was compute (most of it P's forward, 30.0 ms), "
         "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.0 ms); "
         "1.0 ms (1 %) is unattributed. Its longest wait was detection, 12.0 ms: "

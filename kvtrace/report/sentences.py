@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 SCOPES: Mapping[str, str] = {
     "client": "as the load generator saw it",
-    "router": "as kvtrace's router saw it",
+    "router": "as the router saw it",
     "engine": "as the engines saw it",
 }
 ANSWERS: Mapping[str, str] = {
@@ -32,7 +32,7 @@ _NEEDED = {
     "first_token_ns": "a first token",
     "end_ns": "its end",
 }
-_OWNERS = {"prefill": "P's", "decode": "D's", "router": "the router's"}
+_OWNERS = {"client": "the client's", "prefill": "P's", "decode": "D's", "router": "the router's"}
 
 
 def phrase(cause: str) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 LANES: dict[str, str] = {
+    Where.CLIENT.value: "client",
     Where.ROUTER.value: "router",
     Where.PREFILL.value: "P",
     Where.TRANSFER.value: "transfer",

@@ -41,7 +41,11 @@ PROCESS = Table(
         ("first_ns", "BIGINT", "Its first event, unix ns; NULL without events."),
         ("last_ns", "BIGINT", "Its last event, unix ns; NULL without events."),
         ("lost_records", "BIGINT", "Records that it could not keep: dropped, or never completed."),
-        ("facts", "MAP(VARCHAR, VARCHAR)", "What it said of itself: kind, engine_id, role, connector, rank, versions."),
+        (
+            "facts",
+            "MAP(VARCHAR, VARCHAR)",
+            "What it said of itself: kind, engine_id, role, connector, rank; imported: by format.",
+        ),
     ),
 )
 

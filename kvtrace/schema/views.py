@@ -20,7 +20,7 @@ ENGINE_PROCESS = View(
     columns(
         ("process", "INTEGER", "Number of the process."),
         ("core", "INTEGER", "The engine core it works for (its parent, where that is one), else itself."),
-        ("kind", "VARCHAR", "router, api, core or worker."),
+        ("kind", "VARCHAR", "router, api, core or worker; client or engine where it was imported."),
         ("engine", "VARCHAR", "Engine id, '' if it is none."),
         ("role", "VARCHAR", "vLLM's kv_role."),
         ("rank", "BIGINT", "Tensor-parallel rank, NULL where there is none."),

@@ -1,7 +1,7 @@
 """The store: one DuckDB file. Only this package imports duckdb.
 
 The recorder writes a working file; what anybody opens is a published snapshot of it, put in place by an atomic
-rename, since DuckDB keeps every other process out of a file that is being written.
+rename, since DuckDB keeps every other process out of a file that is being written. Other changes are made to a copy.
 """
 
 from __future__ import annotations
@@ -9,5 +9,6 @@ from __future__ import annotations
 from kvtrace.store.connection import Mode, Rows, Store
 from kvtrace.store.files import discard, working_path
 from kvtrace.store.refusal import duckdb_version
+from kvtrace.store.revision import created, revised
 
-__all__ = ["Mode", "Rows", "Store", "discard", "duckdb_version", "working_path"]
+__all__ = ["Mode", "Rows", "Store", "created", "discard", "duckdb_version", "revised", "working_path"]

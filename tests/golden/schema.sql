@@ -64,7 +64,13 @@ CREATE TYPE stage AS ENUM (
   'step.connected',
   'step.ended',
   'sender.woke',
-  'sender.slept'
+  'sender.slept',
+  'client.sent',
+  'client.first_token',
+  'client.done',
+  'client.failed',
+  'transfer.begun',
+  'prefill.handed_over'
 );
 
 CREATE TABLE run (
@@ -101,7 +107,7 @@ COMMENT ON COLUMN process."offset_ns" IS 'What was added to its monotonic clock 
 COMMENT ON COLUMN process."first_ns" IS 'Its first event, unix ns; NULL without events.';
 COMMENT ON COLUMN process."last_ns" IS 'Its last event, unix ns; NULL without events.';
 COMMENT ON COLUMN process."lost_records" IS 'Records that it could not keep: dropped, or never completed.';
-COMMENT ON COLUMN process."facts" IS 'What it said of itself: kind, engine_id, role, connector, rank, versions.';
+COMMENT ON COLUMN process."facts" IS 'What it said of itself: kind, engine_id, role, connector, rank; imported: by format.';
 
 CREATE TABLE event (
   "process" INTEGER,
@@ -119,8 +125,8 @@ COMMENT ON COLUMN event."process" IS 'Process that emitted it.';
 COMMENT ON COLUMN event."stage" IS 'Which point; the view `vocabulary` says what it means.';
 COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
-COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; '''' where there is none.';
-COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept.';
+COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; '''' where there is none.';
+COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over.';
 COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept.';
 COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke.';
 COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected.';
@@ -397,7 +403,13 @@ FROM (VALUES
     ('step.connected', 113, 'engine', 'The connector''s work of the step on the forward thread is over.', 'step', 'rank', 'connector_ns [ns]', 'before_forward_ns [ns]', ''),
     ('step.ended', 114, 'engine', 'The scheduler has taken in the step''s result.', 'step', '', '', '', ''),
     ('sender.woke', 120, 'engine', 'The sender thread wakes.', 'slept_ns [ns]', 'queue_length', 'signal_delay_ns [ns]', '', ''),
-    ('sender.slept', 121, 'engine', 'The sender thread goes to sleep.', 'busy_ns [ns]', 'queue_length', '', '', '')
+    ('sender.slept', 121, 'engine', 'The sender thread goes to sleep.', 'busy_ns [ns]', 'queue_length', '', '', ''),
+    ('client.sent', 130, 'client', 'The client sends the request.', 'prompt_tokens [tokens]', '', '', '', 'client_request_id'),
+    ('client.first_token', 131, 'client', 'The first content has arrived at the client.', '', '', '', '', ''),
+    ('client.done', 132, 'client', 'The answer has arrived whole.', 'output_tokens [tokens]', '', '', '', ''),
+    ('client.failed', 133, 'client', 'The client gave up, or got an error.', 'status', '', '', '', 'reason'),
+    ('transfer.begun', 134, 'transfer', 'The side that drives the transfer turns to it: descriptors, post and wire come next.', 'rank', '', '', '', 'mode'),
+    ('prefill.handed_over', 135, 'prefill', 'P''s worker reports that the KV is with D, so that its blocks can go.', 'rank', '', '', '', '')
 ) AS v(stage, code, "where", doc, a, b, c, d, ref);
 COMMENT ON VIEW vocabulary IS 'What every stage means and what it keeps in a, b, c, d and ref.';
 COMMENT ON COLUMN vocabulary."stage" IS 'Name of the stage.';
@@ -412,6 +424,7 @@ COMMENT ON COLUMN vocabulary."ref" IS 'Name of the text payload.';
 
 CREATE VIEW cause AS
 SELECT * FROM (VALUES
+    ('client.hop', 'coordination', 'coordination', 'client', 'The request is on its way from the client to the router.', 'router placement, keep-alive connections, fewer hops'),
     ('router.decide', 'coordination', 'coordination', 'router', 'The router reads the request and chooses P and D.', 'a cheaper policy, more router processes'),
     ('router.dispatch', 'coordination', 'coordination', 'router', 'The router prepares and sends a leg: the prefill leg, or the decode leg once it may.', 'concurrent dispatch, more router processes'),
     ('prefill.hop', 'coordination', 'coordination', 'prefill', 'The prefill leg is on its way to P''s HTTP server.', 'router placement, keep-alive connections, fewer hops'),
@@ -448,6 +461,7 @@ SELECT * FROM (VALUES
     ('decode.others', 'compute.queue', 'compute', 'decode', 'Between the request''s own steps D runs steps that work on other requests.', 'more or faster accelerators, other batching'),
     ('decode.reply', 'coordination', 'coordination', 'decode', 'The first token is on its way from D''s HTTP server through the router.', 'router placement, keep-alive connections, fewer hops'),
     ('attempt.lost', 'coordination', 'coordination', 'router', 'An earlier attempt under the same id was made and lost, and this one had to wait for that.', 'find out why attempts are lost; longer time-outs, other engines'),
+    ('client.reply', 'coordination', 'coordination', 'client', 'The first token is on its way to the client.', 'router placement, keep-alive connections, fewer hops'),
     ('unattributed', 'unattributed', 'unattributed', 'process', 'No recorded event explains this time.', 'instrument the part that is missing, or look for a stopped process'),
     ('registration', 'coordination', 'coordination', 'decode', 'D''s leg arrives, blocks are reserved and the registration is sent while P computes.', 'nothing, while it is hidden'),
     ('prefill.return', 'coordination', 'coordination', 'prefill', 'P''s reply travels while the hand-off is already under way.', 'nothing, while it is hidden'),
@@ -489,7 +503,7 @@ FROM joined;
 COMMENT ON VIEW engine_process IS 'Processes with the facts that matter, and the engine core that each belongs to.';
 COMMENT ON COLUMN engine_process."process" IS 'Number of the process.';
 COMMENT ON COLUMN engine_process."core" IS 'The engine core it works for (its parent, where that is one), else itself.';
-COMMENT ON COLUMN engine_process."kind" IS 'router, api, core or worker.';
+COMMENT ON COLUMN engine_process."kind" IS 'router, api, core or worker; client or engine where it was imported.';
 COMMENT ON COLUMN engine_process."engine" IS 'Engine id, '''' if it is none.';
 COMMENT ON COLUMN engine_process."role" IS 'vLLM''s kv_role.';
 COMMENT ON COLUMN engine_process."rank" IS 'Tensor-parallel rank, NULL where there is none.';
@@ -555,6 +569,11 @@ SELECT
     WHEN 'step.ended' THEN map(['step'], [e.a])
     WHEN 'sender.woke' THEN map(['slept_ns', 'queue_length', 'signal_delay_ns'], [e.a, e.b, e.c])
     WHEN 'sender.slept' THEN map(['busy_ns', 'queue_length'], [e.a, e.b])
+    WHEN 'client.sent' THEN map(['prompt_tokens'], [e.a])
+    WHEN 'client.done' THEN map(['output_tokens'], [e.a])
+    WHEN 'client.failed' THEN map(['status'], [e.a])
+    WHEN 'transfer.begun' THEN map(['rank'], [e.a])
+    WHEN 'prefill.handed_over' THEN map(['rank'], [e.a])
     ELSE map(CAST([] AS VARCHAR[]), CAST([] AS BIGINT[]))
   END AS payload,
   e.ref

@@ -1,0 +1,71 @@
+"""Records of load generators: what a client saw of its request, joined by the id that it sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtrace import stages
+from kvtrace.importers.identity import Known, own_name
+from kvtrace.importers.points import Imported, Part, Placed
+from kvtrace.importers.source import Source, printable
+
+PART = "client"
+_REASON_LETTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRecord:
+    """One request as its client saw it: unix ns, None where it saw nothing; `failure` is "" for a whole answer."""
+
+    line: int
+    client_id: str
+    sent_ns: int
+    first_token_ns: int | None
+    done_ns: int
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    status: int = 0
+    failure: str = ""
+
+
+def place(source: Source, name: str, records: list[ClientRecord], known: Known) -> Imported:
+    """Return the points of a load generator's records, each under the request that it is of."""
+    placed = Imported(source, name, len(records), parts={PART: Part({"kind": "client"})})
+    unjoined = repeated = 0
+    for record in records:
+        request = known.client(record.client_id, record.sent_ns, record.done_ns) if record.client_id else None
+        if request is not None and known.clients.get(request, record.sent_ns) != record.sent_ns:
+            request, repeated = None, repeated + 1
+        if request is None:
+            unjoined += 1
+            request = _own_request(record, known)
+        else:
+            placed.joined += 1
+        known.clients[request] = record.sent_ns
+        placed.points += _points(record, request)
+    if unjoined:
+        placed.said.append(f"{unjoined} of {len(records)} records are of no request known here, and stand alone")
+    if repeated:
+        placed.said.append(f"{repeated} of those bear an id that another record has: ids that repeat join nothing")
+    return placed
+
+
+def _own_request(record: ClientRecord, known: Known) -> str:
+    """Return an id of its own for a record that joins nothing: the client's where that is free."""
+    name = own_name(record.client_id)
+    if name and known.clients.get(name, record.sent_ns) == record.sent_ns and name not in known.names:
+        return name
+    return f"{name or PART}#{record.sent_ns}.{record.line}"
+
+
+def _points(record: ClientRecord, request: str) -> list[Placed]:
+    client_id = printable(record.client_id)
+    points = [Placed(record.sent_ns, stages.CLIENT_SENT, request, PART, client_id, record.prompt_tokens)]
+    if record.first_token_ns is not None:
+        points.append(Placed(record.first_token_ns, stages.CLIENT_FIRST_TOKEN, request, PART))
+    if record.failure:
+        reason = printable(record.failure, _REASON_LETTERS)
+        points.append(Placed(record.done_ns, stages.CLIENT_FAILED, request, PART, reason, record.status))
+    else:
+        points.append(Placed(record.done_ns, stages.CLIENT_DONE, request, PART, "", record.output_tokens))
+    return points
