@@ -41,3 +41,9 @@ class LabError(KvtraceError):
 
 class SourceError(KvtraceError):
     """A file to import is not of its format, is cut short, or says what cannot be."""
+
+
+def in_one_line(message: str) -> str:
+    """Return a message in which nothing can move a terminal's cursor or break the line."""
+    flat = " ".join(part.strip() for part in message.split("\n"))
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in flat)

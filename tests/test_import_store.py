@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from kvtrace.errors import StoreError
 from kvtrace.importers import intake
-from kvtrace.store import Store, revised
+from kvtrace.store import Store, created, identity, revised
 from tests import import_records as records
 from tests.import_records import run
 from tests.trace import push
@@ -129,6 +131,68 @@ def test_a_store_that_changes_meanwhile_is_left_as_the_other_left_it(store: Path
     names = {row["name"] for row in records.rows(store, "SELECT name FROM run")}
     assert "theirs" in names
     assert "mine" not in names
+
+
+def test_a_store_that_changed_since_it_was_read_is_left_alone(store: Path) -> None:
+    """What an import adds follows from what it has read before: another version must not get it."""
+    seen = identity(store)
+    with Store.open(store, "write") as other:
+        other.remember({"theirs": "1"})
+
+    with pytest.raises(StoreError, match="was changed by another program meanwhile"), revised(store, seen) as copy:
+        copy.remember({"mine": "1"})
+
+    assert "mine" not in {row["name"] for row in records.rows(store, "SELECT name FROM run")}
+
+
+def test_what_another_program_left_in_a_log_is_not_lost(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = store.with_name("run.duckdb.wal")
+    log.write_bytes(b"changes")
+
+    code, said = run(capsys, "--into", store, records.write(tmp_path / "p.jsonl", records.aiperf("r1", -2, 65, 101)))
+
+    assert code == 1
+    assert "open it once with duckdb" in said
+    assert log.read_bytes() == b"changes"
+
+
+def test_what_a_killed_import_left_goes_with_the_next_one(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    left = [store.with_name(f"run.duckdb.arriving-{killed.pid}{suffix}") for suffix in ("", ".wal")]
+    alive = store.with_name(f"run.duckdb.arriving-{os.getppid()}")
+    for file in (*left, alive):
+        file.touch()
+
+    code, _ = run(capsys, "--into", store, records.write(tmp_path / "p.jsonl", records.aiperf("r1", -2, 65, 101)))
+
+    assert code == 0
+    assert [file.exists() for file in (*left, alive)] == [False, False, True]
+
+
+def test_force_overwrites_a_store_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = records.write(tmp_path / "p.jsonl", records.aiperf("x", 0, 65, 101))
+    before = file.read_bytes()
+
+    code, said = run(capsys, "-o", file, "--force", file)
+
+    assert code == 1
+    assert "is not a DuckDB file" in said
+    assert file.read_bytes() == before
+
+
+def test_a_name_that_was_taken_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "new.duckdb"
+
+    with pytest.raises(StoreError, match="exists and is not overwritten"), created(path, force=False):
+        path.write_bytes(b"theirs")
+
+    assert path.read_bytes() == b"theirs"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["new.duckdb"]
 
 
 def test_a_link_to_a_store_stays_a_link(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -81,7 +83,7 @@ def test_a_store_that_is_still_recorded_is_left_alone(older: Path, capsys: pytes
     working_path(older).touch()
 
     assert cli.main(["upgrade", str(older)]) == 1
-    assert "still being recorded" in capsys.readouterr().err
+    assert "is being recorded" in capsys.readouterr().err
 
 
 def test_a_failure_leaves_the_older_store(
@@ -106,3 +108,46 @@ def test_nothing_and_something_else_are_refused_in_one_line(tmp_path: Path, caps
     for path in (tmp_path / "nothing.duckdb", foreign):
         assert cli.main(["upgrade", str(path)]) == 1
         assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_link_stays_a_link_and_its_store_is_upgraded(older: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.duckdb"
+    link.symlink_to(older)
+    older.chmod(0o600)
+
+    assert cli.main(["upgrade", str(link)]) == 0
+
+    assert link.is_symlink()
+    assert older.stat().st_mode & 0o777 == 0o600
+    with Store.open(older) as store:
+        assert store.rows("SELECT count(*) AS n FROM request") == [{"n": 2}]
+
+
+def test_a_store_without_its_recorded_tables_is_left_alone(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect(str(older)) as connection:
+        connection.execute("DROP TABLE event CASCADE")
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "lacks table event" in capsys.readouterr().err
+    assert older.read_bytes() == before
+
+
+def test_what_another_program_left_in_a_log_is_not_lost(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older.with_name("run.duckdb.wal").write_bytes(b"changes")
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "open it once with duckdb" in capsys.readouterr().err
+    assert older.with_name("run.duckdb.wal").read_bytes() == b"changes"
+
+
+def test_of_two_upgrades_at_once_one_succeeds_and_nothing_is_lost(older: Path) -> None:
+    command = [sys.executable, "-m", "kvtrace", "upgrade", str(older)]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+
+    assert 0 in [process.returncode for process in both], said
+    assert all("unexpected" not in text for text in said)
+    with Store.open(older) as store:
+        assert store.rows("SELECT count(*) AS n FROM request") == [{"n": 2}]
+    assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvtrace import __version__
-from kvtrace.errors import KvtraceError, UsageError
+from kvtrace.errors import KvtraceError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +149,5 @@ def _complain_of_usage(error: Exception, message: str) -> int:
 
 def _complain(message: str, code: int) -> int:
     """Write one line to stderr and return `code`; nothing in the message can move the cursor or break the line."""
-    flat = " ".join(part.strip() for part in message.split("\n"))
-    line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in flat)
-    sys.stderr.write(f"kvtrace: error: {line}\n")
+    sys.stderr.write(f"kvtrace: error: {in_one_line(message)}\n")
     return code

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvtrace.errors import UsageError
+from kvtrace.errors import UsageError, in_one_line
 
 
 def command(
@@ -57,4 +57,4 @@ def command(
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"kvtrace: {message}\n")
+    sys.stderr.write(f"kvtrace: {in_one_line(message)}\n")

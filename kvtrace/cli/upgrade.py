@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvtrace.analyze import analyze
+from kvtrace.errors import in_one_line
 from kvtrace.store.upgrade import upgrading
 
 
@@ -21,4 +22,4 @@ def command(
     """
     with upgrading(store) as arriving:
         requests = analyze(arriving)
-    sys.stdout.write(f"{store} is upgraded: {requests} requests worked out again\n")
+    sys.stdout.write(in_one_line(f"{store} is upgraded: {requests} requests worked out again") + "\n")

@@ -13,7 +13,7 @@ from kvtrace.errors import SourceError
 from kvtrace.importers import aiperf, clients, dynamo, formats, lifecycle, vllm_bench
 from kvtrace.importers.identity import Known
 from kvtrace.importers.source import Source, open_source
-from kvtrace.store import Store, created, revised
+from kvtrace.store import Store, created, identity, revised
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,8 +68,9 @@ def import_files(
 ) -> Outcome:
     """Add files to the store `into`, or make the store `output` of them; raise and change nothing if one is wrong."""
     outcome = Outcome()
-    before = _Before()
+    before, seen = _Before(), None
     if into is not None:
+        seen = identity(into)
         with Store.open(into) as store:
             before = _Before.load(store)
     sources = list(_fresh([open_source(file) for file in files], before, outcome))
@@ -82,7 +83,7 @@ def import_files(
     outcome.points = sum(map(len, fresh.values()))
     if into is not None and not outcome.points:
         return outcome
-    made = revised(into) if into is not None else created(_named(output), force=force)
+    made = revised(into, seen) if into is not None else created(_named(output), force=force)
     with made as store:
         with store.transaction():
             _write(store, [one for one in imported if fresh[one.source.digest]], fresh, clock, outcome)

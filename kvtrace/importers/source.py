@@ -99,13 +99,13 @@ class Source:
 
     def duration_ns(self, line: int, what: str, value: float, unit_ns: int) -> int:
         """Return a duration in ns, given in units of `unit_ns`, or raise."""
-        if not math.isfinite(value) or value < 0 or value * unit_ns > DURATION_NS_MAX:
+        if not _is_finite(value) or value < 0 or value * unit_ns > DURATION_NS_MAX:
             raise self.fault(line, f"{what} is no duration between 0 and {DURATION_NS_MAX // _DAY_NS} days")
         return round(value * unit_ns)
 
     def reading_ns(self, line: int, what: str, value: float, unit_ns: int) -> int:
         """Return a reading of a clock that counts from some start of its own, in ns, or raise."""
-        if not math.isfinite(value) or not 0 <= value * unit_ns <= TIME_NS_MAX:
+        if not _is_finite(value) or not 0 <= value * unit_ns <= TIME_NS_MAX:
             raise self.fault(line, f"{what} is no reading of a clock")
         return round(value * unit_ns)
 
@@ -113,7 +113,7 @@ class Source:
         """Return a count, 0 where none was given, or raise."""
         if value is None:
             return 0
-        if not math.isfinite(value) or not 0 <= value < COUNT_MAX or value != int(value):
+        if not _is_finite(value) or not 0 <= value < COUNT_MAX or value != int(value):
             raise self.fault(line, f"{what} is no count")
         return int(value)
 
@@ -171,3 +171,11 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
 def _is_cut(error: json.JSONDecodeError) -> bool:
     """Return whether a document ends where it may not."""
     return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip())
+
+
+def _is_finite(value: float) -> bool:
+    """Return whether it is a number that a float can hold: JSON knows integers of any length."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

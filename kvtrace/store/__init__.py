@@ -9,6 +9,6 @@ from __future__ import annotations
 from kvtrace.store.connection import Mode, Rows, Store
 from kvtrace.store.files import discard, working_path
 from kvtrace.store.refusal import duckdb_version
-from kvtrace.store.revision import created, revised
+from kvtrace.store.revision import created, identity, revised
 
-__all__ = ["Mode", "Rows", "Store", "created", "discard", "duckdb_version", "revised", "working_path"]
+__all__ = ["Mode", "Rows", "Store", "created", "discard", "duckdb_version", "identity", "revised", "working_path"]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 WORKING_SUFFIX = ".working"
 PUBLISHING_SUFFIX = ".publishing"
 CREATING_SUFFIX = ".new"
-UPGRADING_SUFFIX = ".upgrading"
 WAL_SUFFIX = ".wal"
 
 _COPY_STEP_BYTES = 8 * 1024 * 1024

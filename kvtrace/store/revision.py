@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError
+from kvtrace.store import opening
 from kvtrace.store.connection import Store
 from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, copy_through, put_in_place, working_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+Identity = tuple[int, int, int]
+_ARRIVING = ".arriving-"
 
 
 def refuse_recording(path: Path) -> None:
@@ -26,31 +31,58 @@ def refuse_recording(path: Path) -> None:
         )
 
 
+def identity(path: Path) -> Identity:
+    """Return what tells this version of a file from any other; raise StoreError where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def refuse_log(path: Path) -> None:
+    """Raise if a program has left changes of the store in a write-ahead log, which would be lost with the file."""
+    log = beside(path.resolve(), WAL_SUFFIX)
+    if log.exists() and log.stat().st_size:
+        raise StoreError(f"{path} has changes of another program in {log}: open it once with duckdb, then try again")
+
+
 @contextlib.contextmanager
-def revised(path: Path) -> Iterator[Store]:
-    """Open a copy of the store at `path` for writing; it takes the store's place at the end, after an error never."""
+def revised(path: Path, seen: Identity | None = None) -> Iterator[Store]:
+    """Open a copy of the store at `path` for writing; it takes the store's place at the end, after an error never.
+
+    `seen` is the version that the caller has read already; another one is left alone.
+    """
     refuse_recording(path)
+    refuse_log(path)
     Store.open(path).close()
     target = path.resolve()
-    copy = _unfinished(target)
+    before = seen or identity(target)
+    copy = unfinished(target)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        before = os.fstat(descriptor)
         with _explained(path):
             copy_through(descriptor, copy)
-            copy.chmod(stat.S_IMODE(before.st_mode))
     except BaseException:
         _remove(copy)
         raise
     finally:
         os.close(descriptor)
-    with _written(path, copy) as store:
+    with written(path, copy) as store:
         yield store
-        store.execute("CHECKPOINT")
-        store.close()
-        refuse_recording(path)
-        if _identity(os.stat(target)) != _identity(before):
-            raise StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
+        replace(path, store, copy, before)
+
+
+def replace(path: Path, store: Store, copy: Path, before: Identity) -> None:
+    """Put the finished store at `copy` in the place of the one at `path`, if that is still the one of `before`."""
+    target = path.resolve()
+    store.execute("CHECKPOINT")
+    store.close()
+    refuse_recording(path)
+    if identity(target) != before:
+        raise StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
+    with _explained(path):
+        copy.chmod(stat.S_IMODE(os.stat(target).st_mode))
         put_in_place(copy, target)
 
 
@@ -60,20 +92,32 @@ def created(path: Path, *, force: bool) -> Iterator[Store]:
     if not path.parent.is_dir():
         raise StoreError(f"{path.parent} is not a folder; make it, or name another output")
     refuse_recording(path)
-    if path.exists() and not force:
-        raise StoreError(f"{path} exists and is not overwritten; use --into to add to it, or --force")
+    if path.exists():
+        if not force:
+            raise _taken(path)
+        opening.schema_version(path)  # only a store is overwritten
     target = path.resolve()
-    copy = _unfinished(target)
-    _remove(copy)
-    with _written(path, copy) as store:
+    copy = unfinished(target)
+    with written(path, copy) as store:
         yield store
         store.execute("CHECKPOINT")
         store.close()
-        put_in_place(copy, target)
+        with _explained(path):
+            if force:
+                put_in_place(copy, target)
+            else:
+                try:
+                    os.link(copy, target)  # unlike a rename, never over a file that came meanwhile
+                except FileExistsError as error:
+                    raise _taken(path) from error
+
+
+def _taken(path: Path) -> StoreError:
+    return StoreError(f"{path} exists and is not overwritten; use --into to add to it, or --force")
 
 
 @contextlib.contextmanager
-def _written(path: Path, copy: Path) -> Iterator[Store]:
+def written(path: Path, copy: Path) -> Iterator[Store]:
     """Open the file on the way, and see to it that nothing of it is left behind."""
     try:
         with _explained(path), Store.open(copy, "write") as store:
@@ -90,15 +134,26 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} could not be written: {error.strerror}; it is as it was") from error
 
 
-def _unfinished(target: Path) -> Path:
-    return beside(target, f".importing-{os.getpid()}")
+def unfinished(target: Path) -> Path:
+    """Return a name for this process's file on the way to `target`; what killed processes left is removed."""
+    for left in target.parent.glob(f"{glob.escape(target.name)}{_ARRIVING}*"):
+        pid = left.name.rpartition("-")[2].partition(".")[0]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not _lives(int(pid))):
+            left.unlink(missing_ok=True)
+    return beside(target, f"{_ARRIVING}{os.getpid()}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _remove(copy: Path) -> None:
     for base in (copy, beside(copy, CREATING_SUFFIX)):
         for suffix in ("", WAL_SUFFIX):
             beside(base, suffix).unlink(missing_ok=True)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
-from kvtrace.store.connection import Store
-from kvtrace.store.files import CREATING_SUFFIX, UPGRADING_SUFFIX, WAL_SUFFIX, beside, working_path
 from kvtrace.store.refusal import said_plainly
+from kvtrace.store.revision import identity, refuse_log, refuse_recording, replace, unfinished, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     import duckdb
+
+    from kvtrace.store.connection import Store
 
 
 @contextlib.contextmanager
@@ -25,32 +26,22 @@ def upgrading(path: Path) -> Iterator[Store]:
 
     Raises StoreError where there is nothing to upgrade. After an exception the older store is as it was.
     """
-    if working_path(path).exists():
-        raise StoreError(f"{path} is still being recorded, or its recording was cut off; let `kvtrace record` end it")
-    version = opening.schema_version(path)
+    refuse_recording(path)
+    refuse_log(path)
+    target = path.resolve()
+    before, version = identity(target), opening.schema_version(path)
     if version == schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has schema {version}, which this kvtrace reads: there is nothing to upgrade")
     if version > schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has the newer schema {version}; upgrade kvtrace to read it")
-    arriving = beside(path, UPGRADING_SUFFIX)
-    _forget(arriving)
-    store = Store.open(arriving, "write")
-    try:
+    arriving = unfinished(target)
+    with written(path, arriving) as store:
         with said_plainly(path):
-            _copy_recorded(path, store.connection)
+            _copy_recorded(target, store.connection)
         facts = {"kvtrace": __version__, "schema_version": str(schema.SCHEMA_VERSION), "upgraded_from": str(version)}
         store.remember(facts)
         yield store
-        store.finish(path)
-    except BaseException:
-        store.close()
-        _forget(arriving)
-        raise
-
-
-def _forget(arriving: Path) -> None:
-    for leftover in (arriving, beside(arriving, WAL_SUFFIX), beside(arriving, CREATING_SUFFIX)):
-        leftover.unlink(missing_ok=True)
+        replace(path, store, arriving, before)
 
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
@@ -60,6 +51,9 @@ def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
         "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'older' AND NOT internal"
     ).fetchall()
     there = set(known)
+    for name in ("event", "process"):
+        if name not in {table for table, _ in there}:
+            raise StoreError(f"{path} lacks table {name}, so nothing can be worked out from it: it is left as it is")
     for table in schema.TABLES:
         names = [column.name for column in table.columns if (table.name, column.name) in there]
         if table.name in schema.ANSWERS or not names:
