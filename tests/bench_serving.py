@@ -83,6 +83,12 @@ def processor_ns(lab: stack.Lab) -> int:
     return total
 
 
+def calmed(lab: stack.Lab) -> int:
+    """Return how many threads of a deployment the lab put behind the rest."""
+    stats = [task / "stat" for pid in lab.pids() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int(stat.read_text().rpartition(")")[2].split()[16]) == pollers.NICE for stat in stats)
+
+
 def block(lab: stack.Lab, seed: int) -> dict[str, float]:
     """Run one block; return its median TTFT and TPOT in ns, requests/s, and processor time in ns."""
     with awake(lab):
@@ -133,6 +139,10 @@ def sit(mode: str, seconds: float, *, traced_first: bool) -> list[dict[str, floa
                 running.enter_context(lab)
                 running.callback(signal_all, lab, signal.SIGCONT)
                 signal_all(lab, signal.SIGSTOP)
+            if calmed(stock) != calmed(traced):
+                raise SystemExit(
+                    f"{calmed(stock)} pollers of stock and {calmed(traced)} of instrumented are calmed: no pair"
+                )
             _pair(stock, traced, 900)  # first contact of the engines
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s or len(pairs) < 2:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kvtrace import cli
 from kvtrace.importers import formats, source
 from tests import import_records as records
+from tests.import_records import run
 from tests.trace import START_NS, push
 
 IDS = st.one_of(
@@ -177,6 +178,20 @@ def test_bytes_written_over_a_file(name: str, at: list[tuple[float, bytes]]) -> 
 @given(content=st.binary(max_size=200), name=st.sampled_from([None, *formats.FORMATS]))
 def test_anything_at_all(content: bytes, name: str | None) -> None:
     attempt(content, forced=name)
+
+
+@pytest.mark.parametrize("field", ["block_count", "monotonic_ns", "wall_ns"])
+def test_a_number_longer_than_any_float_is_one_clear_line(
+    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = records.lifecycle("registration_staged", "consumer", 10, "cmpl-r1-0-bbbbbbbb", **{field: 10**400})
+    line = records.logged(record)
+
+    code, said = run(capsys, "-o", tmp_path / "new.duckdb", records.write(tmp_path / "log.txt", line))
+
+    assert code == 1
+    assert "line 1: " in said
+    assert "unexpected" not in said
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
