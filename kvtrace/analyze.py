@@ -22,7 +22,7 @@ _HOLDING_NS = 60_000_000_000
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
-    """Write the request, segment and hidden tables from the event table; return how many requests were attributed.
+    """Write the tables of `schema.ANSWERS` from the event table; return how many requests were attributed.
 
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
