@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 PACKAGES := kvtrace instrumented_connectors tests
+PARALLEL := -n logical --maxprocesses 8
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,17 +50,18 @@ lint: setup ## style, types, import contracts
 test: lint ## lint, then all tests, real engines and public load generators included
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
-	  $(BIN)/pytest -q -m "not engine"; \
+	  $(BIN)/pytest -q $(PARALLEL) -m "not engine"; \
 	else \
 	  $(MAKE) $(CLIENTS)/stamp; \
-	  $(BIN)/pytest -q --durations=25; \
+	  $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"; \
+	  $(BIN)/pytest -q --durations=20 -m engine; \
 	fi
 
 test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants a quiet machine
 	@$(BIN)/pytest -q -m timing
 
 test-fast: setup ## tests without engines
-	@$(BIN)/pytest -q -m "not engine"
+	@$(BIN)/pytest -q $(PARALLEL) -m "not engine"
 
 bench: setup ## what tracing costs: emit, ingest, serving
 	@$(BIN)/python -m tests.bench_emit
