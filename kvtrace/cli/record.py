@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.errors import LabError, StoreError, UsageError
+from kvtrace.errors import LabError, StoreError, UsageError, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -126,6 +126,8 @@ def _check_usage(
             raise UsageError(f"--spool {folder} is not a folder")
         if once and not folder.exists():
             raise UsageError(f"--spool {folder} does not exist")
+        if not is_text(str(folder.absolute())):
+            raise UsageError(f"--spool {folder}: its path is no UTF-8, so no store can name it; give it another name")
 
 
 def _check_command(argv: tuple[str, ...]) -> int:
@@ -139,6 +141,9 @@ def _check_command(argv: tuple[str, ...]) -> int:
 
 def _check_writable(output: Path) -> None:
     """Raise StoreError unless a store can be written there."""
+    from kvtrace.store import refuse_bytes
+
+    refuse_bytes(output)
     if output.is_dir():
         raise StoreError(f"{output} is a folder; name a file in it with -o")
     if not output.parent.is_dir():
@@ -157,7 +162,9 @@ def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
-    with _recording(output, [_make_spool()], {"command": shlex.join(argv)}, force=force) as recorder:
+    # A command may name files in bytes that are no text; a store holds text.
+    line = shlex.join(argv).encode(errors="backslashreplace").decode()
+    with _recording(output, [_make_spool()], {"command": line}, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ)
         for note in made.notes:
             _say(note)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
 from kvtrace.store.connection import Store
-from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, copy_through, put_in_place, working_path
+from kvtrace.store.files import (
+    CREATING_SUFFIX,
+    WAL_SUFFIX,
+    beside,
+    copy_through,
+    put_in_place,
+    refuse_bytes,
+    working_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +97,7 @@ def replace(path: Path, store: Store, copy: Path, before: Identity) -> None:
 @contextlib.contextmanager
 def created(path: Path, *, force: bool) -> Iterator[Store]:
     """Open a new store for writing; it gets the name `path` at the end, after an error never."""
+    refuse_bytes(path)
     if not path.parent.is_dir():
         raise StoreError(f"{path.parent} is not a folder; make it, or name another output")
     refuse_recording(path)
