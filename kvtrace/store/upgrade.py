@@ -10,7 +10,7 @@ from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
 from kvtrace.store.refusal import said_plainly
-from kvtrace.store.revision import identity, refuse_log, refuse_recording, replace, unfinished, written
+from kvtrace.store.revision import successor, unattended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,22 +27,17 @@ def upgrading(path: Path) -> Iterator[Store]:
 
     Raises StoreError where there is nothing to upgrade. After an exception the older store is as it was.
     """
-    refuse_recording(path)
-    refuse_log(path)
-    target = path.resolve()
-    before, version = identity(target), opening.schema_version(path)
+    before, version = unattended(path), opening.schema_version(path)
     if version == schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has schema {version}, which this kvtrace reads: there is nothing to upgrade")
     if version > schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has the newer schema {version}; upgrade kvtrace to read it")
-    arriving = unfinished(target)
-    with written(path, arriving) as store:
+    with successor(path, before) as store:
         with said_plainly(path):
-            _copy_recorded(target, store.connection)
+            _copy_recorded(path.resolve(), store.connection)
         facts = {"kvtrace": __version__, "schema_version": str(schema.SCHEMA_VERSION), "upgraded_from": str(version)}
         store.remember(facts)
         yield store
-        replace(path, store, arriving, before)
 
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
