@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtrace import messages
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError
 from kvtrace.lab.stack import START_TIMEOUT_S, Lab
 
@@ -38,7 +39,7 @@ def command(
     spool: Annotated[
         Path | None,
         typer.Option(
-            envvar="KVTRACE_SPOOL", help="Folder for events; without it a temporary one that ends with the lab."
+            envvar=SPOOL_VARIABLE, help="Folder for events; without it a temporary one that ends with the lab."
         ),
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
