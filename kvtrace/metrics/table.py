@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtrace import stages
+from kvtrace.verdict import VERDICTS
 
 
 class Kind(StrEnum):
@@ -31,8 +32,8 @@ class Label:
 
     @property
     def bound(self) -> int:
-        """Return how many values the label can have at most."""
-        return len(self.values) or self.values_max + 1
+        """Return how many values the label can have at most, OTHER among them."""
+        return (len(self.values) or self.values_max) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,7 @@ MODE = Label("mode", "How the KV was handed over.", ("push", "pull", "local", "u
 SCOPE = Label("scope", "Where the first token was seen; scopes do not compare.", ("client", "router", "engine"))
 CLASS = Label("class", "What the request was doing.", tuple(kind.value for kind in stages.Class))
 CAUSE = Label("cause", "The finer name; the README has the table.", tuple(cause.name for cause in stages.CAUSES))
-VERDICT = Label(
-    "verdict",
-    "What became of the hand-off.",
-    ("complete", "incomplete", "aborted", "expired", "failed", "recomputed", "no handoff"),
-)
+VERDICT = Label("verdict", "What became of the hand-off.", tuple(VERDICTS))
 ENGINE = Label("engine", f"Engine id; beyond {ENGINES_MAX} of them: {OTHER}.", values_max=ENGINES_MAX)
 FAULTS: dict[str, stages.Stage] = {
     "transfer_failed": stages.TRANSFER_FAILED,
