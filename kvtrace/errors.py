@@ -43,6 +43,10 @@ class SourceError(KvtraceError):
     """A file to import is not of its format, is cut short, or says what cannot be."""
 
 
+class ExportError(KvtraceError):
+    """An export cannot be written, sent, or made without a package that is missing."""
+
+
 def in_one_line(message: str) -> str:
     """Return a message in which nothing can move a terminal's cursor or break the line."""
     flat = " ".join(part.strip() for part in message.split("\n"))
