@@ -76,10 +76,11 @@ def command(
         if form is Format.OTLP:
             return _send(store, choice, endpoint or "")
         target = output or run.with_name(run.stem + _SUFFIXES[form])
-        if form is Format.PARQUET:
-            _write_folder(store, choice, target, force=force)
-        else:
+        if form is not Format.PARQUET:
             _write_file(store, choice, target, form, force=force)
+            return 0
+    # DuckDB allows no second connection of other rights beside the first.
+    _write_folder(run, choice, target, force=force)
     return 0
 
 
@@ -96,7 +97,7 @@ def _time(text: str | None, option: str, default_ns: int) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
-def _write_folder(store: Store, choice: Choice, target: Path, *, force: bool) -> None:
+def _write_folder(run: Path, choice: Choice, target: Path, *, force: bool) -> None:
     from kvtrace.exporters import parquet
 
     if target == Path("-"):
@@ -105,7 +106,7 @@ def _write_folder(store: Store, choice: Choice, target: Path, *, force: bool) ->
         raise ExportError(f"{target} is a file; name a folder with -o")
     if not force and target.is_dir() and any(target.glob("*.parquet")):
         raise ExportError(f"{target} holds Parquet files already and is not overwritten; use --force or another folder")
-    written = parquet.write(store, choice, target)
+    written = parquet.write(run, choice, target)
     _report(target, Format.PARQUET, written["request"])
 
 

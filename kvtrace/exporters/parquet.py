@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from kvtrace import schema
 from kvtrace.errors import ExportError
 from kvtrace.exporters import source
+from kvtrace.store import Store
 from kvtrace.store.parquet import write_tables
 
 if TYPE_CHECKING:
     from kvtrace.exporters.source import Choice
-    from kvtrace.store import Store
 
 _MARGIN_NS = 2_000_000_000
 
 
-def write(store: Store, choice: Choice, folder: Path) -> dict[str, int]:
-    """Write the files into `folder`, which may exist, and return the rows of each table.
+def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
+    """Write the files into `folder`, which may exist, and return the rows of each table. Nobody here has `store` open.
 
     The files appear all at once or not at all. Without a choice every table is whole. With one, the answers are those
     of the requests chosen, and the events everything that happened while these were under way.
@@ -27,15 +27,16 @@ def write(store: Store, choice: Choice, folder: Path) -> dict[str, int]:
     conditions: dict[str, str] = {}
     params: dict[str, int | list[int]] = {}
     if not choice.is_everything:
-        keys = source.keys(store, choice)
-        from_ns, to_ns = source.extent(store, choice)
+        with Store.open(store) as opened:
+            keys = source.keys(opened, choice)
+            from_ns, to_ns = source.extent(opened, choice)
         params = {"keys": keys, "from": from_ns, "to": to_ns + _MARGIN_NS}
         conditions = dict.fromkeys(schema.ANSWERS, "request_key IN (SELECT unnest($keys::BIGINT[]))")
         conditions["event"] = "t_ns BETWEEN $from AND $to"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".kvtrace-", dir=folder) as unfinished:
-            written = write_tables(store.path, Path(unfinished), conditions, params)
+            written = write_tables(store, Path(unfinished), conditions, params)
             for file in Path(unfinished).iterdir():
                 file.replace(folder / file.name)
     except OSError as error:
