@@ -117,11 +117,11 @@ def _write_file(store: Store, choice: Choice, target: Path, form: Format, *, for
 
             count = perfetto.write(store, choice, out)
         else:
-            from kvtrace.exporters import otlp_json, spans
+            from kvtrace.exporters import otlp_json, spans, traces
 
             facts = spans.RunFacts.of(store)
-            traces = (spans.spans(told, facts) for batch in batches(store, choice) for told in batch)
-            count = otlp_json.write(traces, out, facts.resource)
+            whole = (traces.spans(told, facts) for batch in batches(store, choice) for told in batch)
+            count = otlp_json.write(whole, out, facts.resource)
     if target != Path("-"):
         _report(target, form, count)
 
@@ -150,14 +150,14 @@ def _opened(target: Path, *, force: bool) -> Iterator[BinaryIO]:
 
 def _send(store: Store, choice: Choice, endpoint: str) -> int:
     """Send all requests chosen; return 1 unless every span was taken."""
-    from kvtrace.exporters import otlp, spans
+    from kvtrace.exporters import otlp, spans, traces
 
     facts = spans.RunFacts.of(store)
     with otlp.Sender(endpoint, facts.resource, waits=True) as sender:
         count = 0
         for batch in batches(store, choice):
             for told in batch:
-                sender.offer(spans.spans(told, facts))
+                sender.offer(traces.spans(told, facts))
                 count += 1
     health = sender.health
     _say(f"sent {health.exported} spans of {count} requests to {endpoint}")

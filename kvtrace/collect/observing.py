@@ -8,6 +8,7 @@ recording does not depend on it.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -34,10 +35,11 @@ _ENDS = pa.array(
         )
     ]
 )  # fmt: skip
-_OVER_SQL = (
-    "SELECT request_key, request_id, start_ns FROM request WHERE list_contains($ids, request_id) AND start_ns >= $since"
-)
-_LEFT_SQL = "SELECT request_key, request_id, start_ns FROM request WHERE start_ns >= $since ORDER BY start_ns"
+_IDLE_S = 1.0
+_OVER_SQL = """
+SELECT request_key, request_id, start_ns FROM request
+WHERE start_ns >= $since AND ($everything OR request_id IN (SELECT unnest($ids::VARCHAR[]))) ORDER BY start_ns
+"""
 
 
 class Observer(Protocol):
@@ -64,26 +66,30 @@ class Audience:
         self._notice = notice
         self._ended: dict[str, int] = {}  # by possible request id, when its end was seen
         self._told: dict[tuple[str, int], None] = {}  # in order of telling
+        self._newest_ns = 0
+        self._next_s = 0.0
 
     def took(self, store: Store, events: pa.Table) -> None:
         """Pass on events that were committed."""
         if not self._observers:
             return
+        self._newest_ns = max(self._newest_ns, pc.max(events.column("t_ns")).as_py() or 0)
         ends = events.filter(pc.is_in(events.column("stage").cast(pa.string()), _ENDS))
         names, times = (ends.column(name).cast(to) for name, to in (("request", pa.string()), ("t_ns", pa.int64())))
         for name, t_ns in zip(names.to_pylist(), times.to_pylist(), strict=True):
             for base in (name, *base_ids(name)):
                 self._ended[base] = max(t_ns, self._ended.get(base, 0))
         for observer in self._observers:
-            self._guarded(observer, lambda observer=observer: observer.took(store, events))
+            self._guarded(observer, partial(observer.took, store, events))
 
     def analyzed(self, store: Store, stats: Stats, *, is_last: bool = False) -> None:
         """Tell which requests are over; at the last analysis all that were not told yet, as they stand."""
-        if not self._observers:
+        if not self._observers or (time.monotonic() < self._next_s and not is_last):
             return
+        self._next_s = time.monotonic() + _IDLE_S
         keys = self._over(store, time.time_ns(), is_last=is_last)
         for observer in self._observers:
-            self._guarded(observer, lambda observer=observer: observer.over(store, keys, stats))
+            self._guarded(observer, partial(observer.over, store, keys, stats))
 
     def finish(self) -> None:
         """Let all observers finish."""
@@ -101,14 +107,12 @@ class Audience:
             self._notice(type(observer).__name__, f"failed: {type(error).__name__}: {error}")
 
     def _over(self, store: Store, now_ns: int, *, is_last: bool) -> list[int]:
-        settled = [name for name, t_ns in self._ended.items() if t_ns + SETTLE_NS <= now_ns]
-        since = {"since": now_ns - _KEEP_NS}
-        if is_last:
-            rows = store.rows(_LEFT_SQL, since)
-        elif settled:
-            rows = store.rows(_OVER_SQL, {"ids": settled, **since})
-        else:
+        settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= now_ns]
+        if not settled and not is_last:
             return []
+        # At the end what lacks one counts too, but for what an earlier recorder of this store has told.
+        since_ns = min((self._ended[name] for name in settled), default=self._newest_ns) - _KEEP_NS
+        rows = store.rows(_OVER_SQL, {"ids": settled, "since": since_ns, "everything": is_last})
         keys = []
         for row in rows:
             name = row["request_id"], row["start_ns"]
@@ -117,6 +121,6 @@ class Audience:
                 keys.append(row["request_key"])
         for settled_name in settled:
             del self._ended[settled_name]
-        while self._told and next(iter(self._told))[1] < now_ns - 2 * _KEEP_NS:
+        while self._told and next(iter(self._told))[1] < self._newest_ns - 3 * _KEEP_NS:
             del self._told[next(iter(self._told))]
         return keys

@@ -54,6 +54,8 @@ class Stats:
     publish_s: float = 0.0
     analyze_s: float = 0.0
     removed_files: int = 0
+    published_ns: int = 0
+    failing: bool = False
 
 
 class Recorder:
@@ -181,9 +183,10 @@ class Recorder:
             done = part(self._store)
         except (KvtraceError, OSError) as error:
             self.failure = error if isinstance(error, KvtraceError) else StoreError(str(error))
+            self.stats.failing = True
             self._notice(str(self.output), str(error))
             return 0
-        self.failure = None
+        self.failure, self.stats.failing = None, False
         return done
 
     def _end(self) -> None:
@@ -292,6 +295,7 @@ class Recorder:
         end_s = time.monotonic()
         self.stats.publish_s = end_s - begin_s
         self.stats.published += 1
+        self.stats.published_ns = time.time_ns()
         pause_s = max(self._publish_interval_s, self.stats.publish_s * (1 / PUBLISH_SHARE - 1), self.stats.analyze_s)
         self._next_publication_s = end_s + pause_s
 

@@ -140,7 +140,7 @@ def _events(store: Store, from_ns: int, to_ns: int) -> Iterator[Event]:
     wanted = [stage.name for stage in _STAGES]
     for start_ns in range(from_ns, to_ns, _WINDOW_NS):
         span = {"from": start_ns, "to": min(to_ns, start_ns + _WINDOW_NS), "stages": wanted}
-        yield from store.select(_EVENTS_SQL, span).values  # type: ignore[misc]
+        yield from store.select(_EVENTS_SQL, span).values
 
 
 def _ordinal(lane: int) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvtrace.analyze import load_processes
 from kvtrace.exporters import source
-from kvtrace.exporters.spans import RunFacts, spans
+from kvtrace.exporters.spans import RunFacts
+from kvtrace.exporters.traces import spans
 from kvtrace.verdict import COMPLETE, NO_HANDOFF
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ _SLOW_SHARE = 0.05
 # Of fewer requests nobody can say which are slow.
 _RECENT_MIN = 20
 _HASH_BITS = 64
-_ROWS_SQL = (
-    "SELECT request_key, request_id, ttft_ns, verdict FROM request WHERE list_contains($keys::BIGINT[], request_key)"
-)
+_ROWS_SQL = """
+SELECT request_key, request_id, ttft_ns, verdict FROM request
+WHERE request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key) ORDER BY start_ns
+"""
 _FINE = frozenset((COMPLETE, NO_HANDOFF))
 
 
@@ -78,7 +80,8 @@ class SpanObserver:
 
     def over(self, store: Store, keys: Sequence[int], stats: Stats) -> None:  # noqa: ARG002
         """Offer the spans of those requests that the sampling keeps."""
-        rows = store.rows(_ROWS_SQL, {"keys": list(keys)}) if keys else []
+        of_keys = {"keys": list(keys), "least": min(keys, default=0), "most": max(keys, default=0)}
+        rows = store.rows(_ROWS_SQL, of_keys) if keys else []
         kept = [row["request_key"] for row in rows if self._sampling.keeps(row)]
         self._passed_over += len(rows) - len(kept)
         if not kept:

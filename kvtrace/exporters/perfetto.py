@@ -208,4 +208,5 @@ def _over_ns(told: Told) -> int:
     """Return when nothing more is drawn of the request."""
     events = told.request.events if told.request is not None else {}
     last_ns = max((event.t_ns for found in events.values() for event in found), default=0)
-    return max(told.row["start_ns"], told.row["first_token_ns"] or 0, told.row["end_ns"] or 0, last_ns)
+    known: tuple[int, ...] = (told.row["start_ns"], told.row["first_token_ns"] or 0, told.row["end_ns"] or 0)
+    return max(*known, last_ns)

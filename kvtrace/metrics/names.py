@@ -147,6 +147,8 @@ SKIPPED = _metric("recorder_skipped_files", G, "", (), "Spool files that the rec
 SPOOL = _metric("spool_bytes", G, "bytes", (), "Size of the spool files that are left.")
 STATE = _metric("recorder_state", G, "", ("state",), "1 for the recorder's state, 0 for all others.")
 
+SPANS = _metric("otlp_spans_total", C, "", ("outcome",), "Spans that an OTLP receiver took, or that were dropped.")
+
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
