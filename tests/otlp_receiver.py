@@ -1,4 +1,4 @@
-"""A real OTLP receiver on loopback: the protocol's own service over gRPC, and its HTTP endpoint with protobuf bodies."""
+"""A real OTLP receiver on loopback: the protocol's own service over gRPC, and its HTTP endpoint with protobuf."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def over_http() -> Iterator[Received]:
     received = Received()
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 -- the library's name
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)

@@ -25,14 +25,15 @@ def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
     of the requests chosen, and the events everything that happened while these were under way.
     """
     conditions: dict[str, str] = {}
-    params: dict[str, int | list[int]] = {}
+    params: dict[str, int | list[int] | None] = {}
     if not choice.is_everything:
         with Store.open(store) as opened:
-            keys = source.keys(opened, choice)
             from_ns, to_ns = source.extent(opened, choice)
-        params = {"keys": keys, "from": from_ns, "to": to_ns + _MARGIN_NS}
-        conditions = dict.fromkeys(schema.ANSWERS, "request_key IN (SELECT unnest($keys::BIGINT[]))")
-        conditions["event"] = "t_ns BETWEEN $from AND $to"
+        params = {**choice.parameters(), "first": from_ns, "last": to_ns + _MARGIN_NS}
+        conditions = dict.fromkeys(
+            schema.ANSWERS, f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"
+        )
+        conditions["event"] = "t_ns BETWEEN $first AND $last"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".kvtrace-", dir=folder) as unfinished:

@@ -76,15 +76,14 @@ class Told:
         )
 
 
-_KEYS_SQL = """
-SELECT request_key FROM request
-WHERE start_ns >= $from AND start_ns < $to AND ($keys IS NULL OR list_contains($keys::BIGINT[], request_key))
-ORDER BY start_ns, request_key
-"""
-_EXTENT_SQL = """
+CHOSEN = "start_ns >= $from AND start_ns < $to AND ($keys IS NULL OR list_contains($keys::BIGINT[], request_key))"
+"""What is chosen, as a condition on table request with the parameters of `Choice.parameters`."""
+
+_KEYS_SQL = f"SELECT request_key FROM request WHERE {CHOSEN} ORDER BY start_ns, request_key"  # noqa: S608 -- of ours
+_EXTENT_SQL = f"""
 SELECT coalesce(min(start_ns), 0) AS from_ns, coalesce(max(greatest(end_ns, start_ns)), 0) AS to_ns FROM request
-WHERE start_ns >= $from AND start_ns < $to AND ($keys IS NULL OR list_contains($keys::BIGINT[], request_key))
-"""
+WHERE {CHOSEN}
+"""  # noqa: S608 -- of ours
 # The range lets DuckDB pass over what cannot match; keys are given in the order of the analysis, hence of time.
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _REQUESTS_SQL = f"SELECT * FROM request WHERE {_OF_KEYS} ORDER BY start_ns, request_key"  # noqa: S608 -- of ours

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+_MEMORY_BYTES = 512 * 1024 * 1024
+
 
 def write_tables(store: Path, folder: Path, chosen: Mapping[str, str], params: Mapping[str, Any]) -> dict[str, int]:
     """Write one Parquet file per table into `folder` and return the rows of each.
@@ -20,7 +22,7 @@ def write_tables(store: Path, folder: Path, chosen: Mapping[str, str], params: M
     written whole. Nothing but this folder can be written to.
     """
     written = {}
-    connection = opening.connect_to_read(store, may_write_to=folder)
+    connection = opening.connect_to_read(store, memory_bytes=_MEMORY_BYTES, may_write_to=folder)
     try:
         with said_plainly(store):
             for table in schema.TABLES:
