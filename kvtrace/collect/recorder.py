@@ -201,6 +201,7 @@ class Recorder:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)
+            self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
             self._write_own(store, "complete")
@@ -267,8 +268,8 @@ class Recorder:
             return 0
         if self._since_ns is not None:
             self._analyze(store, self._since_ns)
-        self._audience.analyzed(store, self.stats)
         self._write_own(store, "recording")
+        self._audience.analyzed(store, self.stats)
         self._publish(store)
         self._remove_finished()
         return 0

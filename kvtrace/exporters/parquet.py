@@ -30,9 +30,8 @@ def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
         with Store.open(store) as opened:
             from_ns, to_ns = source.extent(opened, choice)
         params = {**choice.parameters(), "first": from_ns, "last": to_ns + _MARGIN_NS}
-        conditions = dict.fromkeys(
-            schema.ANSWERS, f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"
-        )
+        of_chosen = f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"  # noqa: S608 -- of ours
+        conditions = dict.fromkeys(schema.ANSWERS, of_chosen)
         conditions["event"] = "t_ns BETWEEN $first AND $last"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """What a trace is made of: spans, links, and where a request stands in its trace.
 
-Pure values: what makes, sends or writes them stands elsewhere. Ids derive from the request, so that exporting again gives
-the same spans.
+Pure values: what makes, sends or writes them stands elsewhere. Ids derive from the request: exporting again gives the
+same spans.
 """
 
 from __future__ import annotations

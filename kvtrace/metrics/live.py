@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from kvtrace.collect import Stats
     from kvtrace.store import Store
 
+Row = dict[str, Any]
+
 LOOPBACK = "127.0.0.1"
 STATES = ("recording", "failing", "complete")
 _ARRIVED_NS = 1_000_000_000
 _KEEP_NS = 600_000_000_000
+_REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
-SELECT mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns, compute_queue_ns, coordination_ns,
+SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns, compute_queue_ns, coordination_ns,
   transfer_ns, unattributed_ns, registration_late_ns
 FROM request WHERE {_OF_KEYS}
 """  # noqa: S608 -- of ours
@@ -98,6 +101,7 @@ class MetricsObserver:
         if keys:
             of_keys = {"keys": list(keys), "least": min(keys), "most": max(keys)}
             for row in store.rows(_OVER_SQL, of_keys):
+                self._count_arrival(row)
                 self._count(row)
             for row in store.rows(_CAUSES_SQL, of_keys):
                 self.values.add(names.CAUSE, row["spent_ns"] / 1e9, row["cause"], row["class"], row["mode"] or "")
@@ -110,22 +114,19 @@ class MetricsObserver:
         self._engines.advance(self._now_ns())
         self._state_recorder(store, stats)
 
-    def _count(self, row: dict[str, object]) -> None:
-        mode, pair = str(row["mode"] or ""), (str(row["prefill_engine"] or ""), str(row["decode_engine"] or ""))
-        scope = str(row["scope"] or "")
-        self.values.add(names.REQUESTS, 1, mode, str(row["verdict"]), *pair)
+    def _count(self, row: Row) -> None:
+        mode, scope = row["mode"] or "", row["scope"] or ""
+        pair = row["prefill_engine"] or "", row["decode_engine"] or ""
+        self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
-        if isinstance(late_ns, int) and mode == "push":
+        if late_ns is not None and mode == "push":
             self.values.add(names.REGISTRATIONS, 1, "late" if late_ns > 0 else "in_time", *pair)
             if late_ns > 0:
                 self.values.observe(names.LATENESS, late_ns / 1e9, *pair)
-        if isinstance(row["ttft_ns"], int):
+        if row["ttft_ns"] is not None:
             self.values.observe(names.TTFT, row["ttft_ns"] / 1e9, mode, scope, *pair)
             for column, kind in _CLASSES:
-                spent_ns = row[column]
-                self.values.observe(
-                    names.CLASS, (spent_ns if isinstance(spent_ns, int) else 0) / 1e9, kind, mode, scope, *pair
-                )
+                self.values.observe(names.CLASS, (row[column] or 0) / 1e9, kind, mode, scope, *pair)
 
     def _count_arrivals(self, store: Store) -> None:
         """Count each request once it has been there for a moment, under what is known of it by then."""
@@ -133,14 +134,18 @@ class MetricsObserver:
         since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - _KEEP_NS)
         span = {"since": since_ns, "until": now_ns - _ARRIVED_NS}
         for row in store.rows(_ARRIVED_SQL, span):
-            key = row["request_id"], row["start_ns"]
-            if key not in self._arrived:
-                self._arrived[key] = None
-                self._came += 1
-                pair = row["prefill_engine"] or "", row["decode_engine"] or ""
-                self.values.add(names.ARRIVALS, 1, row["mode"] or "", *pair)
-        while self._arrived and next(iter(self._arrived))[1] < since_ns - _KEEP_NS:
+            self._count_arrival(row)
+        while len(self._arrived) > _REMEMBERED_MAX:
             del self._arrived[next(iter(self._arrived))]
+
+    def _count_arrival(self, row: Row) -> None:
+        key = row["request_id"], row["start_ns"]
+        if key not in self._arrived:
+            self._arrived[key] = None
+            self._came += 1
+            self.values.add(
+                names.ARRIVALS, 1, row["mode"] or "", row["prefill_engine"] or "", row["decode_engine"] or ""
+            )
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:
         self._stats = stats
