@@ -33,7 +33,8 @@ _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
-SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns, compute_queue_ns, coordination_ns,
+SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns,
+  compute_queue_ns, coordination_ns,
   transfer_ns, unattributed_ns, registration_late_ns
 FROM request WHERE {_OF_KEYS}
 """  # noqa: S608 -- of ours
