@@ -129,6 +129,19 @@ def test_spans_arrive_while_the_recording_goes_on(tmp_path: Path, transport: str
     assert run_facts(tmp_path)["recorder.otlp_exported_spans"] == str(len(spans))
 
 
+def test_a_client_that_does_not_sample_is_heeded_unless_its_request_failed(tmp_path: Path) -> None:
+    fine, lost = push(name="kvt-a"), exported.failed("kvt-b")
+    fine.events += exported.traced("kvt-a", flags="00").events
+    lost.events += exported.traced("kvt-b", flags="00").events
+    emit(tmp_path / "spool", fine, lost, push(name="kvt-c"))
+    with RECEIVERS["http"]() as received:
+        recorder(tmp_path, SpanObserver(Sender(received.endpoint, {}))).run_once()
+
+    roots = [values(span.attributes) for span in received.spans() if span.name == "kvtrace.request"]
+    assert {attributes["kvtrace.request_id"] for attributes in roots} == {"kvt-b", "kvt-c"}
+    assert run_facts(tmp_path)["recorder.otlp_unsampled_requests"] == "1"
+
+
 def test_a_dead_receiver_costs_counted_drops_and_nothing_else(tmp_path: Path) -> None:
     """Nobody waits for it: what is recorded is the same, and the end comes within the time that is left for sending."""
     sender = Sender(DEAD, {})

@@ -66,10 +66,11 @@ class Watch:
         self._stack.callback(sender.close)
         self._sending = live.SpanObserver(sender, live.Sampling(1.0 if self._share is None else self._share))
         self._observers.append(self._sending)
-        # Routers started below hang the engines' spans under their own, which is exported.
-        before = os.environ.get(_SPANS_VARIABLE)
-        os.environ[_SPANS_VARIABLE] = "1"
-        self._stack.callback(_restore, before)
+        if self._share in {None, 1.0}:
+            # Routers started below hang the engines' spans under their own, which of a share might not be exported.
+            before = os.environ.get(_SPANS_VARIABLE)
+            os.environ[_SPANS_VARIABLE] = "1"
+            self._stack.callback(_restore, before)
 
     def _spans(self) -> dict[str, int]:
         """Return what became of spans so far."""

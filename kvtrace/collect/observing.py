@@ -108,7 +108,7 @@ class Audience:
 
     def _over(self, store: Store, now_ns: int, *, is_last: bool) -> list[int]:
         settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= now_ns]
-        if not settled and not is_last:
+        if not self._newest_ns or (not settled and not is_last):
             return []
         # At the end what lacks one counts too, but for what an earlier recorder of this store has told.
         since_ns = min((self._ended[name] for name in settled), default=self._newest_ns) - _KEEP_NS

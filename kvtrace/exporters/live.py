@@ -13,7 +13,7 @@ from kvtrace.exporters.traces import spans
 from kvtrace.verdict import COMPLETE, NO_HANDOFF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -82,15 +82,26 @@ class SpanObserver:
         """Offer the spans of those requests that the sampling keeps."""
         of_keys = {"keys": list(keys), "least": min(keys, default=0), "most": max(keys, default=0)}
         rows = store.rows(_ROWS_SQL, of_keys) if keys else []
-        kept = [row["request_key"] for row in rows if self._sampling.keeps(row)]
+        kept: dict[int, bool] = {}
+        for row in rows:
+            must = self._sampling.must_keep(row)
+            if self._sampling.keeps(row):
+                kept[row["request_key"]] = must
         self._passed_over += len(rows) - len(kept)
-        if not kept:
-            return
-        facts, processes = RunFacts.of(store), load_processes(store)
+        if kept:
+            self._offer(store, kept)
+
+    def _offer(self, store: Store, kept: Mapping[int, bool]) -> None:
+        """Offer requests by key; one whose client's trace is not sampled only if it must be kept."""
+        facts, processes, keys = RunFacts.of(store), load_processes(store), list(kept)
         self._sender.resource = dict(facts.resource)
-        for first in range(0, len(kept), source.BATCH_REQUESTS):
-            for told in source.told(store, kept[first : first + source.BATCH_REQUESTS], processes):
-                self._sender.offer(spans(told, facts))
+        for first in range(0, len(keys), source.BATCH_REQUESTS):
+            for told in source.told(store, keys[first : first + source.BATCH_REQUESTS], processes):
+                made = spans(told, facts)
+                if made[0].sampled or kept[told.row["request_key"]]:
+                    self._sender.offer(made)
+                else:
+                    self._passed_over += 1
 
     def facts(self) -> dict[str, str]:
         """Return what was sent, dropped and left out so far, for the recorder's health."""

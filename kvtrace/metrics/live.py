@@ -197,7 +197,8 @@ class Endpoint:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             raise UsageError(f"--metrics {host}:{port} cannot be listened on: {error}; name another port") from error
-        self.url = f"http://{host}:{self._server.server_port}/metrics"
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
 
     def __enter__(self) -> Endpoint:
         return self
