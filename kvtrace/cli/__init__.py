@@ -53,6 +53,7 @@ COMMANDS: dict[str, Command] = {
     "import": Command(
         "kvtrace.cli.import_", "Import records of load generators, routers and connector logs into a store."
     ),
+    "export": Command("kvtrace.cli.export", "Export requests to Perfetto, OpenTelemetry or Parquet."),
     "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
     "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),
     "lab": Command("kvtrace.cli.lab", "Start prefill engines, decode engines and a router on this machine."),
