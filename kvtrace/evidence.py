@@ -22,11 +22,18 @@ class Timeline:
         held: Occupancy | None = None,
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
-        self.by_number = {step.step: step for step in self.steps}
+        self._made = {(step.step, step.scheduled_ns): step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
         self._scheduled = [step.scheduled_ns for step in self.steps]
+
+    def made(self, number: int, at_ns: int) -> Step | None:
+        """Return the step of that number made up at that very time, None if it was not seen.
+
+        What names a step bears the time at which it was made up, and numbers begin anew with an engine's process.
+        """
+        return self._made.get((number, at_ns))
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
         """Return the steps made up in [start_ns, end_ns)."""
@@ -64,7 +71,7 @@ def step_end_ns(step: Step) -> int:
 
 def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict[str, Timeline]:
     """Return per engine id its steps, sender threads, handshakes and blocks, from all events of a run."""
-    raw: dict[str, dict[int, dict[str, list[Event]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    stamps: dict[str, list[Event]] = defaultdict(list)
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     handshakes: dict[str, list[Event]] = defaultdict(list)
     holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
@@ -73,23 +80,36 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
         if process is None:
             continue
         if event.stage.startswith("step."):
-            raw[process.engine][event.a][event.stage].append(event)
+            stamps[process.engine].append(event)
         elif event.stage.startswith("sender.") and event.stage != stages.SENDER_PICKED.name:
             senders[process.engine][event.process].append(event)
         elif event.stage.startswith("handshake."):
             handshakes[process.engine].append(event)
         elif event.stage in occupancy.STAGES:
             holding[process.engine][event.request].append(event)
-    engines = set(raw) | set(senders) | set(handshakes) | set(holding)
+    engines = set(stamps) | set(senders) | set(handshakes) | set(holding)
     return {
         engine: Timeline(
-            [_step(number, found) for number, found in raw[engine].items() if found],
+            _steps(stamps[engine]),
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
         )
         for engine in engines
     }
+
+
+def _steps(stamps: Iterable[Event]) -> list[Step]:
+    """Return the steps of one engine: one that is made up under a number that was used before is another one."""
+    latest: dict[int, dict[str, list[Event]]] = {}
+    found: list[tuple[int, dict[str, list[Event]]]] = []
+    for event in sorted(stamps):
+        step = latest.get(event.a)
+        if step is None or (event.stage == stages.STEP_SCHEDULED.name and event.stage in step):
+            step = latest[event.a] = {}
+            found.append((event.a, step))
+        step.setdefault(event.stage, []).append(event)
+    return [_step(number, step) for number, step in found]
 
 
 def _step(number: int, found: Mapping[str, list[Event]]) -> Step:

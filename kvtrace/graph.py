@@ -158,12 +158,8 @@ def _own_steps(
     scheduled: list[Event] | tuple[Event, ...], timeline: Timeline, known_tokens: int
 ) -> list[tuple[Step, bool]]:
     """Return the own steps in order, each with whether more than `known_tokens` of the prompt were left."""
-    own = []
-    for event in sorted(scheduled):
-        step = timeline.by_number.get(event.a)
-        if step is not None:
-            own.append((step, event.c + known_tokens < event.d))
-    return own
+    made = ((event, timeline.made(event.a, event.t_ns)) for event in sorted(scheduled))
+    return [(step, event.c + known_tokens < event.d) for event, step in made if step is not None]
 
 
 def _derive_prefill(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> None:
@@ -179,8 +175,9 @@ def _derive_prefill(points: dict[str, Point], request: Request, own: list[tuple[
 def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> list[tuple[Step, bool]]:
     """Place D's derived points and return the own steps up to the one that yields the first token."""
     scheduled = sorted(request.events.get(stages.DECODE_SCHEDULED.name, ()))
+    seen = {(step.step, step.scheduled_ns) for step, _ in own}
     needed = []
-    for event, pair in zip([e for e in scheduled if any(s.step == e.a for s, _ in own)], own, strict=False):
+    for event, pair in zip((e for e in scheduled if (e.a, e.t_ns) in seen), own, strict=True):
         needed.append(pair)
         if event.c + event.b >= event.d:
             break
