@@ -43,7 +43,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
     low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
-    named, reason = verdict.verdict(request, graph, around, has_token=end is not None)
+    named, reason = verdict.verdict(request, around, has_token=end is not None)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
     scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kvtrace import stages
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import Blocks, Event, Request
-from kvtrace.verdict import ENDS_EARLY
+from kvtrace.verdict import ENDS_EARLY, read_too_late
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
@@ -24,6 +24,7 @@ def remarks(request: Request, graph: Graph, around: Surroundings, blocks: Blocks
         *_computed_again(request),
         *_completions(request),
         *_engines(request),
+        *_clocks(request, around),
         *_holdings(request, around, blocks),
         *_reservation(request, blocks),
         *_idle(idle_ns),
@@ -97,6 +98,12 @@ def _engines(request: Request) -> Iterator[str]:
     told = {event.ref for event in request.events.get(stages.LOAD_STARTED.name, ()) if event.ref}
     if request.prefill_engine and told and request.prefill_engine not in told:
         yield f"D was told to read from {', '.join(sorted(told))}, and {request.prefill_engine} has the prompt"
+
+
+def _clocks(request: Request, around: Surroundings) -> Iterator[str]:
+    """Say that blocks seem to have been used after they were let go, where clocks that may disagree say so."""
+    if request.events.get(stages.READY.name) and (late := read_too_late(request, around, by_wall_clocks=True)):
+        yield f"by the wall clocks of two hosts, which may disagree, {late}"
 
 
 def _holdings(request: Request, around: Surroundings, blocks: Blocks) -> Iterator[str]:

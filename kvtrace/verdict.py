@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace import align, stages
-from kvtrace.graph import Graph, Surroundings
+from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
 from kvtrace.model import Event, Request, Transfer
 
@@ -31,9 +31,9 @@ ENDS_EARLY = (
 Verdict = tuple[str, str]
 
 
-def verdict(request: Request, graph: Graph, around: Surroundings, *, has_token: bool) -> Verdict:
+def verdict(request: Request, around: Surroundings, *, has_token: bool) -> Verdict:
     """Return the verdict and its reason."""
-    return _of_answer(request, graph, around) if has_token else _without_answer(request)
+    return _of_answer(request, around) if has_token else _without_answer(request)
 
 
 def _without_answer(request: Request) -> Verdict:
@@ -85,7 +85,7 @@ def _reasons(request: Request) -> str:
     return told
 
 
-def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
+def _of_answer(request: Request, around: Surroundings) -> Verdict:
     seen = request.events
     if stages.LOAD_FAILED.name in seen:
         return RECOMPUTED, "the load failed and D computed the prompt itself"
@@ -95,7 +95,7 @@ def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
         return INCOMPLETE, f"no event of {whose}"
     if not enqueued[0].c:
         return NO_HANDOFF, _why_none(request)
-    if (late := _read_too_late(request, graph)) is not None:
+    if (late := read_too_late(request, around)) is not None:
         return EXPIRED, f"the output is suspect: {late}"
     failed = [transfer for transfer in request.transfers if transfer.failed]
     if failed:
@@ -125,22 +125,41 @@ def _why_none(request: Request) -> str:
     return "D was not told of any KV to take over"
 
 
-def _read_too_late(request: Request, graph: Graph) -> str | None:
-    """Return by how much the blocks were read or written after P had let them go; None if they were not.
+def read_too_late(request: Request, around: Surroundings, *, by_wall_clocks: bool = False) -> str | None:
+    """Return by how much blocks were read or written after P had let them go; None if they were not.
 
     P lets go in an orderly way after it has heard of the read, which D may notice later still: only a transfer that
     began after that tells of a fault. A lease that ends unread is one while the transfer is not over.
+
+    Only times of one clock prove it. With `by_wall_clocks` only those of two are compared, which prove nothing, and a
+    release of which P was told before is no fault then.
     """
-    if graph.transfer is None:
-        return None
-    posted_ns, over_ns = graph.transfer.post_started_ns, align.completion_ns(graph.transfer) or graph.arrived_high_ns
-    expired = min((event.t_ns for event in request.events.get(stages.LEASE_EXPIRED.name, ())), default=None)
-    if expired is not None and expired < over_ns:
-        return f"the transfer was over {(over_ns - expired) / 1e6:.1f} ms after P's lease had ended"
-    released = min((event.t_ns for event in request.events.get(stages.PREFILL_RELEASED.name, ())), default=None)
-    if released is not None and released < posted_ns:
-        return f"the transfer began {(posted_ns - released) / 1e6:.1f} ms after P had let the blocks go"
+    found: list[tuple[int, str]] = []
+    for stage, told in (
+        (stages.LEASE_EXPIRED, "the transfer was over {} ms after P's lease had ended"),
+        (stages.PREFILL_RELEASED, "the transfer began {} ms after P had let the blocks go"),
+    ):
+        let_go = min(request.events.get(stage.name, ()), default=None)
+        if let_go is None or (by_wall_clocks and stage is stages.PREFILL_RELEASED and _was_told(let_go, request)):
+            continue
+        for transfer in request.transfers:
+            is_apart = align.crosses_hosts(let_go.process, transfer.process, around.processes)
+            if transfer.failed or not transfer.post_started_ns or is_apart is not by_wall_clocks:
+                continue
+            is_lease = stage is stages.LEASE_EXPIRED
+            seen_ns = bracket(transfer, 0)[2] if is_lease else transfer.post_started_ns
+            if let_go.t_ns < seen_ns:
+                found.append((seen_ns - let_go.t_ns, told))
+        if found:
+            late_ns, told = max(found)
+            return told.format(f"{late_ns / 1e6:.1f}")
     return None
+
+
+def _was_told(let_go: Event, request: Request) -> bool:
+    """Return whether P had been told of the read before it let go, by its own clock."""
+    told = request.events.get(stages.NOTIFIED.name, ())
+    return request.mode == "pull" and any(event.t_ns <= let_go.t_ns for event in told)
 
 
 def _computed_on_d(request: Request) -> Verdict | None:
