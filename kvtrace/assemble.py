@@ -263,8 +263,13 @@ def _notify(request: Request, transfers: list[Transfer], processes: Mapping[int,
     a duplicate.
     """
     notified = request.events.get(stages.NOTIFIED.name, [])
-    width = max((one.tp_size for one in processes.values() if one.engine == request.decode_engine), default=1)
-    alike = len(transfers) > 1 and sorted(transfer.rank for transfer in transfers) == list(range(width))
+    width, wrote = (
+        max((one.tp_size for one in processes.values() if one.engine == engine), default=1)
+        for engine in (request.decode_engine, request.prefill_engine)
+    )
+    ranks = sorted({transfer.rank for transfer in transfers})
+    # Between engines of one width a rank may lack its write; else every rank's is needed to tell that they are alike.
+    alike = 1 < width and len(ranks) == len(transfers) and ranks == [r for r in range(width) if wrote != width or r in ranks]
     for transfer in transfers:
         own = [event for event in notified if not alike or event.a == transfer.rank]
         expected = own[: 1 if alike else len(transfers)]

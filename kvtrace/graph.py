@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvtrace import align, stages
 from kvtrace.evidence import Timeline
+from kvtrace.legs import TRANSFER_STAGES
 from kvtrace.model import Event, Point, Posted, Process, Request, Step, Transfer
 
 _EMPTY = Timeline()
@@ -65,6 +66,10 @@ def build(request: Request, around: Surroundings) -> Graph:
         # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
         other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
         points.pop(other.name, None)
+    elif any(one.post_started_ns for one in request.transfers):
+        # What other ranks moved is not what the last one waited for.
+        for name in (*TRANSFER_STAGES, *((stages.NOTIFIED.name,) if request.mode == "pull" else ())):
+            points.pop(name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
     last_rank = _last_rank(request, transfer, reported)
     own = tuple(prefill_steps), tuple(decode_steps)
@@ -194,12 +199,15 @@ def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[S
 
 
 def _last_transfer(request: Request, reported: Event | None) -> Transfer | None:
-    """Return the transfer that completed last of those that the last rank of D waited for."""
+    """Return the transfer that completed last of those that the last rank of D waited for, None if none was seen.
+
+    In push nobody may say whose a write was: it is then anybody's.
+    """
     posted = [transfer for transfer in request.transfers if transfer.post_started_ns and not transfer.failed]
     if reported is not None:
         is_push = request.mode == "push"
-        own = [one for one in posted if (one.remote_process if is_push else one.process) == reported.process]
-        posted = own or posted
+        whose = (0, reported.process) if is_push else (reported.process,)
+        posted = [one for one in posted if (one.remote_process if is_push else one.process) in whose]
     return max(posted, key=lambda one: (align.completion_ns(one), one.post_ended_ns), default=None)
 
 

@@ -206,10 +206,21 @@ def _of_transfers(request: Request, around: Surroundings) -> Verdict:
     if request.mode == "push" and notified and len(notified) < len(transfers):
         return INCOMPLETE, f"D was told of {len(notified)} of {len(transfers)} writes"
     ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
-    expected = max((p.tp_size for p in around.processes.values() if p.engine == request.decode_engine), default=1)
+    expected = _width(request.decode_engine, around)
     if len(ranks) < expected:
         return INCOMPLETE, f"{len(ranks)} of {expected} ranks of D reported the KV"
+    drivers, moving, side = len({transfer.process for transfer in transfers}), expected, "D"
+    if request.mode == "push":
+        # Of more ranks on P than on D, which may hold the same, not every one need write.
+        moving, side = _width(request.prefill_engine, around), "P"
+        moving = moving if moving <= expected else 1
+    if drivers < moving:
+        return INCOMPLETE, f"transfers of {drivers} of {moving} ranks of {side} were recorded"
     return COMPLETE, ""
+
+
+def _width(engine: str, around: Surroundings) -> int:
+    return max((one.tp_size for one in around.processes.values() if one.engine == engine), default=1)
 
 
 def last_stage(request: Request, before: tuple[stages.Stage, ...] = ()) -> str:
