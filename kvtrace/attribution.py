@@ -29,7 +29,7 @@ def surroundings(
         timelines=timelines,
         least_message_ns=least_message_ns(requests, senders),
         fastest_ns=fastest_ns(requests),
-        posted=pace.posts(requests, processes),
+        posted=pace.posts(requests),
     )
 
 

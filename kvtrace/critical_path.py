@@ -6,22 +6,22 @@ Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
-from kvtrace.evidence import Timeline
+from kvtrace.evidence import Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
-from kvtrace.model import Point, Posted, Request, Segment
+from kvtrace.model import Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
 _EMPTY = Timeline()
+_NO_POSTS = Posts()
 JOIN_NS = 10_000_000
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
@@ -224,14 +224,8 @@ def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, a
     """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
     process = _sender_process(graph)
     awake = around.timelines.get(request.prefill_engine, _EMPTY).sender(process)
-    posted = around.posted.get(request.prefill_engine, [])
-    others: list[Posted] = []
-    for post in posted[bisect_right(posted, start_ns, key=lambda one: one.end_ns) :]:
-        if post.start_ns >= end_ns:
-            break
-        if post.request_id != request.request_id and post.process in (0, process):
-            others.append(post)
-    return division.divide_sender_wait(start_ns, end_ns, awake, others)
+    posted = around.posted.get(process, _NO_POSTS)
+    return division.divide_sender_wait(start_ns, end_ns, awake, posted, request.request_id)
 
 
 def _divide_registration(

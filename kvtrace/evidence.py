@@ -1,13 +1,14 @@
-"""What else was going on in an engine: its steps, its sender threads, its handshakes, who held its KV blocks."""
+"""What else was going on in an engine: its steps, sender threads, posts and handshakes, who held its KV blocks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from kvtrace import occupancy, stages
-from kvtrace.model import Awake, Event, Handshake, Process, Step
+from kvtrace.model import Awake, Event, Handshake, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
@@ -62,6 +63,26 @@ class Timeline:
     def sender(self, process: int) -> list[Awake]:
         """Return when that worker's sender thread was awake, in order."""
         return self.senders.get(process, [])
+
+
+class Posts:
+    """The calls by which one process posted transfers, in order. Threads may post at the same time."""
+
+    def __init__(self, spans: Iterable[Posted] = ()) -> None:
+        self._spans = sorted(spans)
+        # Ends are not in order where several threads post; the latest end so far is.
+        self._ended_ns = list(accumulate((span.end_ns for span in self._spans), max))
+
+    def during(self, start_ns: int, end_ns: int) -> Iterator[Posted]:
+        """Yield the posts that were under way in [start_ns, end_ns), in order, each cut to the time since the last."""
+        at_ns = start_ns
+        for span in self._spans[bisect_right(self._ended_ns, start_ns) :]:
+            if span.start_ns >= end_ns:
+                return
+            begin_ns, stop_ns = max(at_ns, span.start_ns), min(end_ns, span.end_ns)
+            if stop_ns > begin_ns:
+                yield span._replace(start_ns=begin_ns, end_ns=stop_ns)
+                at_ns = stop_ns
 
 
 def step_end_ns(step: Step) -> int:
@@ -132,6 +153,7 @@ def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
         before_forward_ns=slowest.d if slowest is not None else 0,
         tokens=scheduled[0].b if scheduled else 0,
         requests=scheduled[0].c if scheduled else 0,
+        slowest=slowest.process if slowest is not None else 0,
     )
 
 

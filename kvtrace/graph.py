@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtrace import align, stages
-from kvtrace.evidence import Timeline
+from kvtrace.evidence import Posts, Timeline
 from kvtrace.legs import TRANSFER_STAGES
-from kvtrace.model import Event, Point, Posted, Process, Request, Step, Transfer
+from kvtrace.model import Event, Point, Process, Request, Step, Transfer
 
 _EMPTY = Timeline()
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a walk needs beside the request: processes, engines' timelines and posts, pairs' least and fastest times."""
+    """What a walk needs beside the request: processes and their posts, engines' timelines, pairs' least times."""
 
     processes: Mapping[int, Process]
     timelines: Mapping[str, Timeline]
     least_message_ns: Mapping[tuple[str, str], int]
     fastest_ns: Mapping[tuple[str, str, int], int]
-    posted: Mapping[str, list[Posted]] = field(default_factory=dict)
+    posted: Mapping[int, Posts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

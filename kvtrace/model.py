@@ -46,7 +46,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's."""
+    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
+
+    `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
+    """
 
     step: int
     scheduled_ns: int
@@ -58,6 +61,7 @@ class Step:
     before_forward_ns: int
     tokens: int
     requests: int
+    slowest: int = 0
 
 
 class Handshake(NamedTuple):

@@ -153,6 +153,19 @@ def test_a_sender_busy_with_anothers_post_says_whose() -> None:
     assert waited_ms(unnamed, "writer.busy") == {"the sender thread's other work": 42}
 
 
+def test_a_long_post_is_named_though_shorter_ones_came_behind_it() -> None:
+    """Two other threads of P's worker post for others at 35..36 and 36..37, while these blocks wait from 50 on."""
+    trace = _behind("cmpl-o-0-cccccccc").shifted(32.5, 17, only=["prefill.staged"])
+    for number, at_ms in ((8, 35), (9, 36)):
+        other = f"cmpl-o{number}-0-dddddddd"
+        trace.at(at_ms, stages.PREPARED, other, number, 9, process=P)
+        trace.at(at_ms, stages.POST_STARTED, other, number, process=P)
+        trace.at(at_ms + 1, stages.POST_ENDED, other, number, 9_000, 9, process=P)
+    answer = next(a for a in trace.answers() if a.request.request_id == "r1")
+
+    assert waited_ms(answer, "writer.busy")["the post of o"] == 22
+
+
 def test_a_thread_that_was_asleep_meanwhile_was_not_busy() -> None:
     """Had the thread slept until 72, the same wait would be its waking."""
     asleep = changed(lacking(_behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
