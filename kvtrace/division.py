@@ -5,7 +5,7 @@ A wait is charged to something only while that something is known to be outstand
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -145,9 +145,13 @@ def _blocks_told(held: Held, side: str) -> str:
 def _pause(start_ns: int, end_ns: int, turn_ns: int, cause: str, wait: Wait) -> list[Part]:
     """Divide a pause between steps: the scheduler's turn, then blocks while the scheduler is seen to look in vain."""
     turn, rest = divide_turn(start_ns, end_ns, turn_ns, cause)
+    looked = wait.looked
+    if not looked or rest.end_ns <= rest.start_ns:
+        return [turn, rest]
     parts = [turn]
     at_ns = rest.start_ns
-    for looked_ns in wait.looked or ():
+    for position in range(bisect_right(looked, at_ns - LOOK_NS - TURN_NS), bisect_left(looked, rest.end_ns)):
+        looked_ns = looked[position]
         held = wait.timeline.occupancy.at(looked_ns)
         begin_ns, stop_ns = max(at_ns, looked_ns), min(rest.end_ns, looked_ns + LOOK_NS + TURN_NS)
         if stop_ns <= begin_ns or not held.waiting:

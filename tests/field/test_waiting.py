@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrace import stages
+from kvtrace import division, stages
+from kvtrace.evidence import Timeline
+from kvtrace.model import Step
+from kvtrace.occupancy import Held, Occupancy, Span
 from tests.field.scenes import (
     D_LEG,
     P_LEG,
@@ -69,6 +72,30 @@ def test_a_short_prompt_waits_for_ds_blocks_and_not_for_the_network() -> None:
     assert computing.shares_ns["compute.queue"] > 0.99 * (computing.ttft_ns or 0)
     assert computing.shares_ns["transfer"] == 4 * MS
     assert causes_ms(waiting)["decode.capacity"] == pytest.approx(114_000, rel=0.01)
+
+
+class _Counted(Occupancy):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def at(self, t_ns: int) -> Held:
+        self.asked += 1
+        return super().at(t_ns)
+
+
+@pytest.mark.parametrize("turn_ms", [0.2, 3.0], ids=["no pauses", "pauses"])
+def test_a_long_wait_is_worked_out_in_one_pass(turn_ms: float) -> None:
+    """500 steps of 20 ms, a look before each: who holds the blocks is asked for each, not for every pair of them."""
+    steps = [Step(n, 20 * n * MS, 0, 0, 0, round((20 * n + 20 - turn_ms) * MS), 0, 0, 16, 16) for n in range(500)]
+    held = _Counted([Span(0, 10**18, 970, computes=False)])
+    looked = [step.scheduled_ns - MS // 10 for step in steps[1:]]
+    wait = division.Wait(Timeline(steps, held=held), "decode", looked)
+    parts = division.divide_engine_wait(5 * MS, 10_000 * MS, wait)
+
+    assert held.asked <= 3 * len(steps)
+    assert sum(part.end_ns - part.start_ns for part in parts) == 9_995 * MS
+    assert sum(part.cause == "unattributed" for part in parts) == (500 if turn_ms > 1 else 0)
 
 
 def _late_allocation(*looked_ms: float) -> Trace:
