@@ -19,6 +19,7 @@ _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
 # Blocks taken longer before are not seen to keep a request waiting that is worked out while the run goes on.
 _HOLDING_NS = 60_000_000_000
+_LATEST_NS = (1 << 63) - 1
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -43,49 +44,52 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
 
 
 def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
-    """Return every event of the requests that have one since then, and what their engines did meanwhile.
+    """Return every event of the requests that have one since then, and what their engines did meanwhile."""
+    fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
+    bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
+    return _load_of(store, bases, since_ns - _LOOK_BACK_NS, _LATEST_NS)
+
+
+def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[list[Event], list[Event]]:
+    """Return the events in that time of the requests that bear one of these ids, and what their engines did meanwhile.
 
     A retry belongs to the requests that bear its client's id, and whoever holds blocks may keep others waiting.
     """
-    from_ns = since_ns - _LOOK_BACK_NS
-    fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
-    bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
-    named = store.rows(_NAMED_SQL, {"since": from_ns, "stage": stages.ROUTER_RECEIVED.name})
+    span = {"from": from_ns, "to": to_ns}
+    bases = set(bases)
+    named = store.rows(_NAMED_SQL, {**span, "stage": stages.ROUTER_RECEIVED.name})
     clients = Counter(row["client"] for row in named)
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
-    known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
+    known = store.rows(f"SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> ''", span)  # noqa: S608 -- names of ours, values are bound
     candidates = {row["request"]: assemble.base_ids(row["request"]) for row in known}
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
-    linking = {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
+    linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
     for row in store.rows(_LINKED_SQL, linking):
         bases.update(assemble.base_ids(row["request"]), assemble.base_ids(row["other"]))
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     if not ids:
         return [], []
-    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
-    events = _events(store, own, {"since": from_ns, "ids": ids})
+    events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
     first_ns = min(event.t_ns for event in events)
-    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    others = (
-        f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
-        "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
-    )
-    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES)}
-    beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
-    return events, beside
+    around = {"from": first_ns - _MARGIN_NS, "to": to_ns}
+    holding = {"from": first_ns - _HOLDING_NS, "to": to_ns, "ids": ids, "stages": sorted(occupancy.STAGES)}
+    return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _HOLDING_SQL, holding)
 
 
-_NAMED_SQL = """
-SELECT DISTINCT request, "ref" AS client FROM event WHERE t_ns >= $since AND stage::VARCHAR = $stage AND "ref" <> ''
+_WITHIN = "t_ns BETWEEN $from AND $to"
+_SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
+_HOLDING_SQL = f"""
+{_SELECT} AND request <> '' AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))
 """
-
-
-_LINKED_SQL = """
+_NAMED_SQL = f"""
+SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
+"""  # noqa: S608 -- the same
+_LINKED_SQL = f"""
 SELECT DISTINCT request, "ref" AS other FROM event
-WHERE t_ns >= $since AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
+WHERE {_WITHIN} AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
   AND (request IN (SELECT unnest($names)) OR "ref" IN (SELECT unnest($names)))
-"""
+"""  # noqa: S608 -- the same
 
 
 def _names(answer: Attribution) -> set[str]:
@@ -101,16 +105,10 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     The poll that saw a transfer done stands beside the notification, whichever of them the request waited for.
     """
     from_ns, to_ns = request["start_ns"] - _MARGIN_NS, (request["end_ns"] or request["start_ns"]) + _MARGIN_NS
-    span = {"from": from_ns, "to": to_ns}
-    named = store.rows("SELECT DISTINCT request FROM event WHERE t_ns BETWEEN $from AND $to AND request <> ''", span)
-    wanted = set(assemble.base_ids(request["request_id"]))
-    ids = [row["request"] for row in named if wanted.intersection(assemble.base_ids(row["request"]))]
-    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND list_contains($ids, request)"  # noqa: S608 -- names of ours, values are bound
-    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    events = sorted(_events(store, own, {**span, "ids": ids}) + _events(store, around, span))
+    events, beside = _load_of(store, set(assemble.base_ids(request["request_id"])), from_ns, to_ns)
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
-    shared = attribution.surroundings(events, requests, processes)
+    shared = attribution.surroundings([*events, *beside], requests, processes)
     same = [one for one in requests if one.request_id == request["request_id"]]
     if not same:
         return {}

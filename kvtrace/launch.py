@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrace.emit import SPOOL_VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -69,7 +71,7 @@ class Launch:
 
 def prepare(argv: Sequence[str], spool: Path, environment: Mapping[str, str]) -> Launch:
     """Return the command with instrumentation switched on, its events going to the folder `spool`."""
-    prepared = {**environment, "KVTRACE_SPOOL": str(spool.absolute())}
+    prepared = {**environment, SPOOL_VARIABLE: str(spool.absolute())}
     notes: list[str] = []
     allowed = environment.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN not in allowed.split(","):

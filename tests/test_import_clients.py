@@ -128,6 +128,38 @@ def test_a_second_record_of_one_id_stays_apart(tmp_path: Path, capsys: pytest.Ca
     assert "1 of those bear an id that another record has" in said
 
 
+@pytest.mark.parametrize("client_id", ["r1", "nobody's", None])
+@pytest.mark.parametrize("other", [(66, 100), (62, 110), (None, 100)])
+def test_records_of_one_id_and_start_stay_apart_by_their_other_times(
+    other: tuple[float | None, float], client_id: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether in one file, in two or in one that has grown: a request is made of one record's points only.
+
+    Of records without an id, the place in the file tells: the second one counts anew in the file that it has alone.
+    """
+    store = records.recorded(tmp_path / "run.duckdb", push())
+    first, second = records.aiperf(client_id, -1, 62, 100), records.aiperf(client_id, -1, *other)
+    both = records.write(tmp_path / "both.jsonl", first, second)
+    alone = records.write(tmp_path / "alone.jsonl", second)
+    grown = records.write(tmp_path / "grown.jsonl", first, second, records.aiperf("later", 500, 62, 600))
+
+    for file in (both, alone, grown):
+        code, said = run(capsys, "--into", store, file)
+        assert code == 0, said
+
+    rows = records.rows(
+        store,
+        "SELECT request, list(stage::VARCHAR ORDER BY stage) AS stages, list(t_ns ORDER BY stage) AS times FROM event "
+        "WHERE starts_with(stage::VARCHAR, 'client.') GROUP BY request",
+    )
+    token_ms, done_ms = other
+    times = tuple(ns(at) for at in (-1, token_ms and token_ms - 1, done_ms) if at is not None)
+    kept = [(ns(-1), ns(61), ns(100)), (ns(500), ns(562), ns(600)), *[times] * (2 if client_id is None else 1)]
+    assert sorted(tuple(row["times"]) for row in rows) == sorted(kept)
+    assert all(len(set(row["stages"])) == len(row["stages"]) for row in rows)
+    assert len(records.requests(store)) == len(rows) + (client_id != "r1")
+
+
 def test_a_retry_is_joined_to_the_attempt_that_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = renamed(push(name="a").without("router.first_token"), "client-7")
     store = records.recorded(tmp_path / "run.duckdb", failed, renamed(push(name="b").later(2, 300), "client-7", 1))

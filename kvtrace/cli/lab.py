@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvtrace import messages
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError
 from kvtrace.lab.stack import START_TIMEOUT_S, Lab
 
@@ -37,7 +39,7 @@ def command(
     spool: Annotated[
         Path | None,
         typer.Option(
-            envvar="KVTRACE_SPOOL", help="Folder for events; without it a temporary one that ends with the lab."
+            envvar=SPOOL_VARIABLE, help="Folder for events; without it a temporary one that ends with the lab."
         ),
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
@@ -74,7 +76,7 @@ def command(
         try:
             _watch(lab)
         except KeyboardInterrupt:
-            sys.stderr.write("taking the lab down\n")
+            messages.write("taking the lab down\n")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -89,7 +91,7 @@ def _watch(lab: Lab) -> None:
         time.sleep(_WATCH_S)
         ended = lab.failed()
         for name in sorted(set(ended) - told):
-            sys.stderr.write(f"kvtrace: {name} ended by itself, its log in {lab.folder} says why; the rest goes on\n")
+            messages.say(f"{name} ended by itself, its log in {lab.folder} says why; the rest goes on")
         told.update(ended)
         if len(ended) == len(lab.commands):
             raise LabError(f"nothing is left of the lab; its logs in {lab.folder} say why")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.errors import LabError, StoreError, UsageError
+from kvtrace.errors import LabError, StoreError, UsageError, is_text
+from kvtrace.messages import say, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -126,6 +127,8 @@ def _check_usage(
             raise UsageError(f"--spool {folder} is not a folder")
         if once and not folder.exists():
             raise UsageError(f"--spool {folder} does not exist")
+        if not is_text(str(folder.absolute())):
+            raise UsageError(f"--spool {folder}: its path is no UTF-8, so no store can name it; give it another name")
 
 
 def _check_command(argv: tuple[str, ...]) -> int:
@@ -133,12 +136,15 @@ def _check_command(argv: tuple[str, ...]) -> int:
     if shutil.which(argv[0]) is not None:
         return 0
     exists = Path(argv[0]).exists() and "/" in argv[0]
-    _say(f"{argv[0]} is not executable" if exists else f"command not found: {argv[0]}")
+    say(f"{argv[0]} is not executable" if exists else f"command not found: {argv[0]}")
     return 126 if exists else 127
 
 
 def _check_writable(output: Path) -> None:
     """Raise StoreError unless a store can be written there."""
+    from kvtrace.store import refuse_bytes
+
+    refuse_bytes(output)
     if output.is_dir():
         raise StoreError(f"{output} is a folder; name a file in it with -o")
     if not output.parent.is_dir():
@@ -157,10 +163,12 @@ def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
-    with _recording(output, [_make_spool()], {"command": shlex.join(argv)}, force=force) as recorder:
+    # A command may name files in bytes that are no text; a store holds text.
+    line = shlex.join(argv).encode(errors="backslashreplace").decode()
+    with _recording(output, [_make_spool()], {"command": line}, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ)
         for note in made.notes:
-            _say(note)
+            say(note)
         return child.run(made.argv, made.environment)
 
 
@@ -181,9 +189,9 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
                     result = workload.run(lab.url, **asdict(load))
             except KeyboardInterrupt:
-                _say("interrupted: the lab is down, what it served is kept")
+                say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)
-            sys.stderr.write(result.to_text() + "\n")
+            write(result.to_text() + "\n")
             return 0 if len(result.completed) == load.requests else 1
     except LabError:
         if recorder is not None and not recorder.resumed:
@@ -208,7 +216,7 @@ def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool
             failure = None
             while not ended.wait(1.0):
                 if recorder.failure is not None and str(recorder.failure) != str(failure):
-                    _say(f"{recorder.failure}; trying again")
+                    say(f"{recorder.failure}; trying again")
                 failure = recorder.failure
     return 0
 
@@ -230,13 +238,13 @@ def _recording(
         with recorder:
             recorder.start()
             resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
-            _say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
+            say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
         kept = [spool for spool in recorder.spools if _is_private(spool) and not _clear(spool)]
         for spool in kept:
             resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
-            _say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
+            say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
     _report(recorder)
 
 
@@ -244,13 +252,13 @@ def _report(recorder: Recorder) -> None:
     """Say what was written and what to type next."""
     stats = recorder.stats
     for message in stats.skipped:
-        _say(message)
+        say(message)
     if stats.lost:
-        _say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
     if not stats.events:
-        _say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
-    _say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    _say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+        say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
+    say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
+    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
 
 
 def _make_spool() -> Path:
@@ -293,7 +301,3 @@ def _stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[l
 
 def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"kvtrace: {message}\n")

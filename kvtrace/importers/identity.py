@@ -32,7 +32,12 @@ SELECT e.ref AS client, e.request, e.t_ns, e.a AS attempt, t.request IS NOT NULL
 FROM event AS e LEFT JOIN (SELECT DISTINCT request FROM event WHERE stage = 'router.first_token') AS t USING (request)
 WHERE e.stage = 'router.received' AND e.ref <> '' ORDER BY e.t_ns, e.a
 """
-_CLIENTS_SQL = "SELECT request AS id, t_ns FROM event WHERE stage = 'client.sent'"
+_CLIENTS_SQL = """
+SELECT request AS id, min(t_ns) FILTER (stage = 'client.sent') AS sent_ns,
+  min(t_ns) FILTER (stage = 'client.first_token') AS first_token_ns,
+  min(t_ns) FILTER (stage IN ('client.done', 'client.failed')) AS ended_ns, bool_or(stage = 'client.failed') AS failed
+FROM event WHERE stage IN ('client.sent', 'client.first_token', 'client.done', 'client.failed') GROUP BY request
+"""
 
 
 def hashed(request_id: str) -> str:
@@ -101,13 +106,22 @@ class _Attempts:
         return found if any(one.attempt == 0 for one in found) else []
 
 
+class ClientTimes(NamedTuple):
+    """When a client sent, had its first token and ended, in unix ns: two records that differ are two requests."""
+
+    sent_ns: int
+    first_token_ns: int | None
+    ended_ns: int | None
+    failed: bool
+
+
 @dataclass(slots=True)
 class Known:
     """The requests that are known so far, by the ids under which a record may name them."""
 
     attempts: dict[str, _Attempts] = field(default_factory=lambda: defaultdict(_Attempts))
     names: set[str] = field(default_factory=set)
-    clients: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, ClientTimes] = field(default_factory=dict)
     by_hash: dict[str, str] = field(default_factory=dict)
     by_group: dict[str, str] = field(default_factory=dict)
     kept: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -120,7 +134,8 @@ class Known:
             known.attempt(row["client"], Attempt(row["request"], row["t_ns"], row["attempt"], row["answered"]))
         known.learn(row["id"] for row in store.rows(_IDS_SQL))
         known.learn(row["id"] for row in store.rows(_REFS_SQL, {"stages": _NAMING}))
-        known.clients = {row["id"]: row["t_ns"] for row in store.rows(_CLIENTS_SQL)}
+        for request, *times in store.select(_CLIENTS_SQL).values:
+            known.clients[request] = ClientTimes(*times)
         return known
 
     def attempt(self, client_id: str, attempt: Attempt) -> None:

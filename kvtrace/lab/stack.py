@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, UsageError
 from kvtrace.lab import model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
@@ -217,7 +218,7 @@ class Lab:
 
     def _extra(self, *names: str) -> dict[str, str]:
         """Return the variables on top of the recipe for the programs of these names, later names winning."""
-        extra = {"KVTRACE_SPOOL": str(self.spool)} if self.options.instrumented else {}
+        extra = {SPOOL_VARIABLE: str(self.spool)} if self.options.instrumented else {}
         for name in names:
             extra |= self._environment.get(name, {})
         return extra

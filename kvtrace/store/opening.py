@@ -8,7 +8,7 @@ import duckdb
 
 from kvtrace import __version__, schema
 from kvtrace.errors import DamageError, StoreError
-from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, working_path
+from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
 
 def connect_to_write(path: Path) -> duckdb.DuckDBPyConnection:
     """Return a connection that writes the store at `path`, made if it is missing."""
+    refuse_bytes(path)
     if not path.exists():
         _create(path)
     _check_file(path)
@@ -95,6 +96,7 @@ def _create(path: Path) -> None:
 
 def _check_file(path: Path) -> None:
     """Raise unless a DuckDB file lies at `path`."""
+    refuse_bytes(path)
     try:
         with path.open("rb") as file:
             head = file.read(_MAGIC_AT + len(_MAGIC))
