@@ -10,15 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
-from kvtrace.model import Attribution, Event, Process
+from kvtrace.legs import TRANSFER_STAGES
+from kvtrace.model import Attribution, Event, Process, Request
 from kvtrace.store import Store
 
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
 # A request older than this is not worked out again, and a step that began this long before a request may matter to it.
 _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
-# Blocks taken longer before are not seen to keep a request waiting that is worked out while the run goes on.
-_HOLDING_NS = 60_000_000_000
+# What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
+_BESIDE_NS = 60_000_000_000
 _LATEST_NS = (1 << 63) - 1
 
 
@@ -31,16 +32,23 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     beside: list[Event] = []
     if since_ns is None:
         events = load_events(store)
-        requests = assemble.assemble(events, processes)
         for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
         events, beside = _load_recent(store, since_ns)
-        requests = assemble.assemble(events, processes)
-    around = attribution.surroundings([*events, *beside], requests, processes)
+    requests = assemble.assemble(events, processes)
+    around = _surroundings(events, beside, requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
     write(store, answers, replace=since_ns is not None)
     return len(answers)
+
+
+def _surroundings(
+    events: list[Event], beside: list[Event], requests: list[Request], processes: Mapping[int, Process]
+) -> graph.Surroundings:
+    """Return what walks need: what others posted meanwhile and how fast their transfers were counts as well."""
+    others = assemble.assemble((event for event in beside if event.request), processes)
+    return attribution.surroundings([*events, *beside], [*requests, *others], processes)
 
 
 def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
@@ -73,13 +81,20 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
     first_ns = min(event.t_ns for event in events)
     around = {"from": first_ns - _MARGIN_NS, "to": to_ns}
-    holding = {"from": first_ns - _HOLDING_NS, "to": to_ns, "ids": ids, "stages": sorted(occupancy.STAGES)}
-    return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _HOLDING_SQL, holding)
+    holding = {"from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE)}
+    return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
 
 
+# Of other requests count who holds blocks, what was posted, how long messages and transfers took, and whose those are.
+_BESIDE = frozenset((
+    *occupancy.STAGES, *TRANSFER_STAGES, stages.NOTIFIED.name, stages.MATCHED.name, stages.LOAD_STARTED.name,
+    stages.REGISTRATION_SENT.name, stages.REGISTRATION_RECEIVED.name, stages.ROUTER_RECEIVED.name,
+    stages.PREFILL_HTTP_RECEIVED.name, stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name,
+    stages.DECODE_ENQUEUED.name, stages.DECODE_SCHEDULED.name,
+))  # fmt: skip
 _WITHIN = "t_ns BETWEEN $from AND $to"
 _SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
-_HOLDING_SQL = f"""
+_BESIDE_SQL = f"""
 {_SELECT} AND request <> '' AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))
 """
 _NAMED_SQL = f"""
@@ -108,7 +123,7 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     events, beside = _load_of(store, set(assemble.base_ids(request["request_id"])), from_ns, to_ns)
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
-    shared = attribution.surroundings([*events, *beside], requests, processes)
+    shared = _surroundings(events, beside, requests, processes)
     same = [one for one in requests if one.request_id == request["request_id"]]
     if not same:
         return {}
@@ -162,7 +177,7 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
 
 
 def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
-    """Write answers to the three tables; with `replace`, in place of earlier answers for the same requests."""
+    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier answers for the same requests."""
     answers = list(answers)
     if not answers:
         return

@@ -163,7 +163,7 @@ def test_the_first_request_after_idleness_says_how_long_that_was() -> None:
 # Threads and first contacts ---------------------------------------------------------------------------------
 
 
-def _behind(other: str) -> Trace:
+def behind(other: str) -> Trace:
     """Return a push whose blocks P's sender, awake since 32, picks up at 74: it posts for another from 34 to 72."""
     trace = push().without("sender.woke").shifted(33.9, 40).at(32, stages.SENDER_WOKE, process=P)
     trace.at(33.5, stages.PREPARED, other, 5, 9, process=P).at(34, stages.POST_STARTED, other, 5, process=P)
@@ -172,7 +172,7 @@ def _behind(other: str) -> Trace:
 
 def test_a_sender_busy_with_anothers_post_says_whose() -> None:
     """The thread posts for `o` while these blocks wait; without that post it is busy with nobody knows what."""
-    trace = _behind("cmpl-o-0-cccccccc")
+    trace = behind("cmpl-o-0-cccccccc")
     answer = next(a for a in trace.answers() if a.request.request_id == "r1")
     unnamed = lacking(trace, lambda e: "cmpl-o" in e.request).answer()
 
@@ -182,7 +182,7 @@ def test_a_sender_busy_with_anothers_post_says_whose() -> None:
 
 def test_a_long_post_is_named_though_shorter_ones_came_behind_it() -> None:
     """Two other threads of P's worker post for others at 35..36 and 36..37, while these blocks wait from 50 on."""
-    trace = _behind("cmpl-o-0-cccccccc").shifted(32.5, 17, only=["prefill.staged"])
+    trace = behind("cmpl-o-0-cccccccc").shifted(32.5, 17, only=["prefill.staged"])
     for number, at_ms in ((8, 35), (9, 36)):
         other = f"cmpl-o{number}-0-dddddddd"
         trace.at(at_ms, stages.PREPARED, other, number, 9, process=P)
@@ -195,7 +195,7 @@ def test_a_long_post_is_named_though_shorter_ones_came_behind_it() -> None:
 
 def test_a_thread_that_was_asleep_meanwhile_was_not_busy() -> None:
     """Had the thread slept until 72, the same wait would be its waking."""
-    asleep = changed(lacking(_behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
+    asleep = changed(lacking(behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
 
     assert causes_ms(asleep)["writer.wake"] == 39
     assert causes_ms(asleep)["writer.busy"] == 3
