@@ -14,6 +14,7 @@ from kvtrace.findings import checks, gather
 from kvtrace.findings.model import CauseFacts, Detection, Facts, Finding, Group, Held, Late, Pacing, Posting, Straggler
 from kvtrace.report import population
 from kvtrace.store import Store
+from tests.field.scenes import engines_only, repeated, unanswered
 from tests.test_analyze import fill
 from tests.trace import MS, Trace, pull, push
 
@@ -94,6 +95,38 @@ def test_few_requests_tell_nothing(tmp_path: Path, name: str) -> None:
     assert findings_of(tmp_path, run_of(FAULTS[name], count=checks.LEAST_REQUESTS - 1)) == []
 
 
+def _given_up(trace: Trace) -> Trace:
+    """Add a pull whose lease ends after 480 s, unread: nobody has an answer of it."""
+    lost = unanswered(engines_only(pull("x"))).without("transfer.done").later(100, 90)
+    return repeated(trace, lost.at(480_000, stages.LEASE_EXPIRED, "cmpl-x-0-aaaaaaaa"))
+
+
+def test_a_request_that_was_never_answered_was_not_served(tmp_path: Path) -> None:
+    """One of 25 requests expires at 480 s: the others were served as fast as they came, and their fault is found."""
+    trace = engines_only(run_of(_posted))
+    (tmp_path / "plain").mkdir()
+    found, plain = findings_of(tmp_path, _given_up(trace)), findings_of(tmp_path / "plain", trace)
+
+    assert names(found) == names(plain) == ["post.descriptors"]
+
+
+def test_requests_that_hang_are_not_served(tmp_path: Path) -> None:
+    """Of 48 requests every second gets no answer, and each is seen at once for the last time: half were served."""
+    whole = Trace()
+    for number in range(2 * REQUESTS):
+        one = pull(f"r{number:03}")
+        one = one if number % 2 else unanswered(one).without("transfer.done")
+        whole.events += one.later(LAPSE_MS * number, 100 * (number + 1)).events
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, whole)
+        analyze(store)
+        load = population.load(store, {})
+
+    assert load is not None
+    assert (load["offered_rate_hz"], load["saturated"]) == (2.0, False)
+    assert load["served_rate_hz"] == pytest.approx(1.0)
+
+
 def test_a_late_registration_names_what_it_waited_for(tmp_path: Path) -> None:
     (found,) = findings_of(tmp_path, run_of(_late))
 
@@ -155,7 +188,7 @@ def test_what_is_usual_is_no_finding(harmless: dict[str, object]) -> None:
 def test_a_saturated_run_says_so_and_blames_no_wait() -> None:
     """Public case: 8 requests/s offered, 4.65 served."""
     group = replace(PLAIN, causes={"submit.wait": cause(0.5)})
-    (found,) = checks.findings(Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65))
+    (found,) = checks.findings(Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65, saturated=True))
 
     assert found.name == "saturated"
     assert "queue growth" in found.sentence
@@ -203,6 +236,6 @@ def test_evidence_names_queries_that_exist() -> None:
     facts = Facts(
         (group,), (Straggler("d", 1, 100, 99, 9_000 * MS, MS),), Held(4, 120_000 * MS, 30_000 * MS), lost_records=1,
     )  # fmt: skip
-    found = checks.findings(facts) + checks.findings(replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0))
+    found = checks.findings(facts) + checks.findings(replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0, saturated=True))
 
     assert {finding.query for finding in found} == told

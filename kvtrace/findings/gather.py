@@ -141,13 +141,8 @@ WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
 _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"
 
 
-_UNANSWERED_SQL = """
-SELECT coalesce(avg(CASE WHEN verdict IN ('aborted', 'failed') THEN 1.0 ELSE 0.0 END), 0)::DOUBLE AS part FROM request
-"""
-
-
 def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
-    """Return the facts of the run in a store; `load` holds its offered and served rates, None where too few."""
+    """Return the facts of the run in a store; `load` is what `population.load` says of it."""
     few = {"examples": EXAMPLES}
     causes = _by_name(store.rows(_CAUSES_SQL, few))
     verdicts = _by_name(store.rows(_VERDICTS_SQL, few))
@@ -182,7 +177,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
         lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
         offered_rate_hz=load["offered_rate_hz"] if load else None,
         served_rate_hz=load["served_rate_hz"] if load else None,
-        unanswered_part=store.rows(_UNANSWERED_SQL)[0]["part"],
+        saturated=bool(load and load["saturated"]),
     )
 
 

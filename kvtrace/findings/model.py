@@ -137,7 +137,7 @@ class Group:
 class Facts:
     """The facts of a run: its groups, and what belongs to no group. Rates in requests/s, None where too few.
 
-    `unanswered_part` is the part of all requests that failed or were aborted (0 to 1).
+    `saturated` says that less was served than offered, so that waiting grew everywhere.
     """
 
     groups: tuple[Group, ...]
@@ -147,20 +147,4 @@ class Facts:
     lost_records: int = 0
     offered_rate_hz: float | None = None
     served_rate_hz: float | None = None
-    unanswered_part: float = 0.0
-
-    @property
-    def saturated(self) -> bool:
-        """Return whether less was served than offered, so that waiting grew everywhere."""
-        if self.offered_rate_hz is None or self.served_rate_hz is None:
-            return False
-        return is_saturated(self.offered_rate_hz, self.served_rate_hz, self.unanswered_part)
-
-
-# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
-SATURATED_BELOW = 0.95
-
-
-def is_saturated(offered_rate_hz: float, served_rate_hz: float, unanswered_part: float) -> bool:
-    """Return whether less was served than offered; what failed or was aborted asks for no answer any more."""
-    return served_rate_hz < SATURATED_BELOW * offered_rate_hz * (1 - unanswered_part)
+    saturated: bool = False
