@@ -194,7 +194,7 @@ class Blocks(NamedTuple):
     """What a hand-off kept occupied, and how long in ns; None where an end of that time was not seen.
 
     `reserved` is D's, from their allocation until the KV was there; `held` is P's, from its finishing until it let go,
-    and `held_after_end_ns` the part of it after the request was aborted.
+    and `held_after_end_ns` the part of it after the request was over without a whole answer: aborted or failed.
     """
 
     reserved_blocks: int = 0

@@ -14,8 +14,9 @@ from kvtrace.findings import checks, gather
 from kvtrace.findings.model import CauseFacts, Detection, Facts, Finding, Group, Held, Late, Pacing, Posting, Straggler
 from kvtrace.report import population
 from kvtrace.store import Store
-from tests.field.scenes import engines_only, repeated, unanswered
+from tests.field.scenes import engines_only, renamed, repeated, unanswered
 from tests.test_analyze import fill
+from tests.test_pace import decoding
 from tests.trace import MS, Trace, pull, push
 
 REQUESTS = 24
@@ -95,6 +96,45 @@ def test_few_requests_tell_nothing(tmp_path: Path, name: str) -> None:
     assert findings_of(tmp_path, run_of(FAULTS[name], count=checks.LEAST_REQUESTS - 1)) == []
 
 
+def _wide(name: str) -> Trace:
+    """Return a read of eight ranks, each of whose posts takes 40 ms at the same time."""
+    trace = pull(name).shifted(39.5, 40)
+    d = f"cmpl-{name}-0-bbbbbbbb"
+    for rank in range(1, 8):
+        number = 20 + rank
+        trace.at(38.5, stages.PREPARED, d, number, 20, rank).at(39, stages.POST_STARTED, d, number)
+        trace.at(79.9, stages.POST_ENDED, d, number, 1_300_000, 20).at(82, stages.TRANSFER_DONE, d, number)
+    return trace
+
+
+def test_ranks_that_post_side_by_side_do_not_share_the_time(tmp_path: Path) -> None:
+    """The path has one rank's post of 41 ms, whatever the number of ranks."""
+    (wide,) = findings_of(tmp_path, run_of(_wide))
+
+    assert wide.name == "post.descriptors"
+    assert "Posting takes longer than the wire: 41.0 ms a request against at most 3.0 ms" in wide.sentence
+    assert "with 20 descriptors of 65,000 bytes a transfer" in wide.sentence
+
+
+def test_an_id_that_repeats_is_as_many_requests_as_there_are(tmp_path: Path) -> None:
+    """24 requests under one id, without a router to tell them apart: each is counted, in causes and in paces."""
+    named = {f"cmpl-r{number:03}-0-{side * 8}": f"cmpl-same-0-{side * 8}" for number in range(REQUESTS) for side in "ab"}
+    trace = renamed(engines_only(run_of(_decoding_long)), named)
+    trace.events = [e._replace(request="same") if e.request.startswith("r0") else e for e in trace.events]
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, trace)
+        analyze(store)
+        (group,) = gather.gather(store, None).groups
+
+    assert group.requests == REQUESTS
+    assert {name: seen.requests for name, seen in group.causes.items()}["prefill.forward"] == REQUESTS
+    assert (group.pacing.requests, group.pacing.decode_ns) == (REQUESTS, REQUESTS * 36 * MS)
+
+
+def _decoding_long(name: str) -> Trace:
+    return decoding(push(4, name))
+
+
 def _given_up(trace: Trace) -> Trace:
     """Add a pull whose lease ends after 480 s, unread: nobody has an answer of it."""
     lost = unanswered(engines_only(pull("x"))).without("transfer.done").later(100, 90)
@@ -161,7 +201,7 @@ def cause(share: float, requests: int = 100) -> CauseFacts:
         ("no_handoff", {"verdicts": {"no handoff": CauseFacts(3, 0, 0)}}),
         ("expired", {"verdicts": {"expired": CauseFacts(3, 0, 0)}}),
         ("detection", {"detection": Detection(50, 2_000 * MS, 28 * MS, 28 * MS)}),
-        ("post.descriptors", {"posting": Posting(100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20)}),
+        ("post.descriptors", {"posting": Posting(100, 100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20)}),
         ("tpot.extension", {"pacing": Pacing(100, 10_000 * MS, 3_000 * MS, 2_000 * MS)}),
     ],
 )  # fmt: skip
@@ -177,7 +217,7 @@ def test_each_check_sees_its_own_fault_and_nothing_else(name: str, faulty: dict[
         {"causes": {"prefill.forward": cause(0.9), "prefill.queue": cause(0.1)}},
         {"verdicts": {"complete": CauseFacts(100, 0, 0), "aborted": CauseFacts(50, 0, 0)}},
         {"detection": Detection(19, 9_000 * MS, 28 * MS, 28 * MS)},
-        {"posting": Posting(100, 2_000 * MS, 2_500 * MS, 1_888_000, 100 * 2**20)},
+        {"posting": Posting(100, 100, 2_000 * MS, 2_500 * MS, 1_888_000, 100 * 2**20)},
         {"pacing": Pacing(100, 10_000 * MS, 3_000 * MS, 0)},
     ],
 )  # fmt: skip
@@ -208,7 +248,7 @@ def test_blocks_held_after_aborts_and_lost_records_are_told() -> None:
     found = checks.findings(Facts((PLAIN,), held=Held(4, 120_000 * MS, 30_000 * MS), lost_records=7))
 
     assert names(found) == ["blocks.held", "records.lost"]
-    assert "for 30.0 s each" in found[0].sentence
+    assert "P held the blocks of 4 requests that were over for 30.0 s each, 30.0 s at most" in found[0].sentence
     assert checks.findings(Facts((PLAIN,), held=Held(2, 120_000 * MS, 60_000 * MS))) == []
 
 
@@ -230,7 +270,7 @@ def test_evidence_names_queries_that_exist() -> None:
         },
         late=Late(100, 50, 10 * MS, {"D's sender thread": MS}),
         detection=Detection(50, 2_000 * MS, 28 * MS, 28 * MS),
-        posting=Posting(100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20),
+        posting=Posting(100, 100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20),
         pacing=Pacing(100, 10_000 * MS, 3_000 * MS, 2_000 * MS),
     )
     facts = Facts(

@@ -90,16 +90,16 @@ def detection(group: Group) -> Iterator[Finding]:
 def posting(group: Group) -> Iterator[Finding]:
     """Report posts that take longer than the wire can have taken."""
     post = group.posting
-    if post.transfers < LEAST_REQUESTS or post.post_ns <= post.wire_high_ns or not post.descriptors:
+    if post.requests < LEAST_REQUESTS or post.post_ns <= post.wire_high_ns or not post.descriptors:
         return
     if post.post_ns < SHARE * group.ttft_ns:
         return
     each = post.moved_bytes / post.descriptors
     yield finding(
         "post.descriptors",
-        f"Posting takes longer than the wire: {ms(post.post_ns / post.transfers)} a transfer against at most "
-        f"{ms(post.wire_high_ns / post.transfers)}, with {post.descriptors / post.transfers:,.0f} descriptors of "
-        f"{each:,.0f} bytes.",
+        f"Posting takes longer than the wire: {ms(post.post_ns / post.requests)} a request against at most "
+        f"{ms(post.wire_high_ns / post.requests)}, with {post.descriptors / post.transfers:,.0f} descriptors of "
+        f"{each:,.0f} bytes a transfer.",
         Grade.MEASURED, stages.POST, post.post_ns, "transfers", post.examples,
     )  # fmt: skip
 
@@ -187,8 +187,8 @@ def held_blocks(facts: Facts) -> Iterator[Finding]:
     if held.requests >= EVENTS and held.total_ns >= held.requests * HELD_NS:
         yield finding(
             "blocks.held",
-            f"P held the blocks of {held.requests:,} aborted requests for {held.total_ns / held.requests / 1e9:.1f} s "
-            f"each after the abort, {held.longest_ns / 1e9:.1f} s at most.",
+            f"P held the blocks of {held.requests:,} requests that were over for "
+            f"{held.total_ns / held.requests / 1e9:.1f} s each, {held.longest_ns / 1e9:.1f} s at most.",
             Grade.MEASURED, stages.PREFILL_CAPACITY, held.total_ns, "blocks", held.examples,
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ FROM request GROUP BY ALL ORDER BY mode, scope
 
 _CAUSES_SQL = """
 WITH per_request AS (
-  SELECT r.mode, r.scope, s.cause, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
+  SELECT r.mode, r.scope, s.cause, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
   FROM segment AS s JOIN request AS r USING (request_key)
   WHERE r.ttft_ns IS NOT NULL GROUP BY ALL HAVING cause_ns > 0
 )
@@ -73,7 +73,7 @@ WITH spent AS (
   FROM request AS r JOIN segment AS s USING (request_key)
   WHERE r.ttft_ns IS NOT NULL AND r.transfers > 0 GROUP BY r.request_key
 )
-SELECT mode, scope, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
+SELECT mode, scope, count(*) AS requests, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
   sum(greatest(high_ns - post_ns, 0))::BIGINT AS wire_high_ns, sum(descriptors)::BIGINT AS descriptors,
   sum(moved_bytes)::BIGINT AS moved_bytes, max_by(request_id, post_ns, $examples) AS examples
 FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
@@ -81,7 +81,7 @@ FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
 
 _DETECTION_SQL = """
 WITH spent AS (
-  SELECT r.mode, r.scope, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
+  SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
     any_value(r.transfer_high_ns - r.transfer_ns) AS doubt_ns
   FROM request AS r JOIN segment AS s USING (request_key)
   WHERE r.ttft_ns IS NOT NULL AND s.cause = $detection GROUP BY ALL
@@ -131,11 +131,16 @@ FROM request WHERE lost_ns IS NOT NULL
 """
 
 _PACING_SQL = """
-SELECT r.mode, r.scope, count(*) AS requests, sum(t.decode_ns)::BIGINT AS decode_ns,
-  sum(t.extension_ns)::BIGINT AS extension_ns, sum(t.by_others_ns)::BIGINT AS by_others_ns,
-  max_by(t.request_id, t.by_others_ns, $examples) AS examples
-FROM tpot AS t JOIN request AS r ON r.request_id = t.request_id AND r.attempt = t.attempt
-WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
+WITH others AS (
+  SELECT b.request_key, sum(b.extension_ns)::BIGINT AS by_others_ns
+  FROM blame AS b JOIN request AS r USING (request_key)
+  WHERE b.blamed_request_id <> r.request_id GROUP BY b.request_key
+)
+SELECT r.mode, r.scope, count(*) AS requests, sum(p.end_ns - p.start_ns)::BIGINT AS decode_ns,
+  sum(p.extension_ns)::BIGINT AS extension_ns, coalesce(sum(o.by_others_ns), 0)::BIGINT AS by_others_ns,
+  max_by(r.request_id, coalesce(o.by_others_ns, 0), $examples) AS examples
+FROM pace AS p JOIN request AS r USING (request_key) LEFT JOIN others AS o USING (request_key)
+WHERE p.tpot_ns IS NOT NULL GROUP BY ALL
 """
 
 _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"

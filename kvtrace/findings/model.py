@@ -52,8 +52,12 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """Transfers of a group: time in the post and on the wire at most (ns), descriptors and bytes, all summed."""
+    """Requests of a group that waited for a post: time in it and on the wire at most (ns) on their paths, summed.
 
+    Transfers, descriptors and bytes are those of all ranks, of which the path has the slowest only.
+    """
+
+    requests: int = 0
     transfers: int = 0
     post_ns: int = 0
     wire_high_ns: int = 0
