@@ -43,8 +43,12 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
     low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
-    named, reason = verdict.verdict(request, around, has_token=end is not None)
+    backwards_ns = critical_path.backwards_ns(graph.points)
+    named, reason = verdict.verdict(request, around, has_token=end is not None or backwards_ns is not None)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
+    if backwards_ns is not None:
+        told = f"its first token is stamped {backwards_ns / 1e6:.1f} ms before its start"
+        said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")
     scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)
     return Attribution(
@@ -195,14 +199,18 @@ def _hidden_handshakes(
 
 def _idle_ns(request: Request, around: Surroundings) -> int | None:
     """Return how long the engine that the request came to first had made no step, in ns; None if that is unknown."""
-    for stage, engine in (
-        (stages.PREFILL_ENQUEUED, request.prefill_engine),
-        (stages.DECODE_ENQUEUED, request.decode_engine),
-    ):
-        events, timeline = request.events.get(stage.name), around.timelines.get(engine)
-        if events and timeline is not None:
-            return timeline.idle_ns(events[0].t_ns)
-    return None
+    came = [
+        (events[0].t_ns, engine)
+        for stage, engine in (
+            (stages.PREFILL_ENQUEUED, request.prefill_engine),
+            (stages.DECODE_ENQUEUED, request.decode_engine),
+        )
+        if (events := request.events.get(stage.name)) and engine in around.timelines
+    ]
+    if not came:
+        return None
+    at_ns, engine = min(came, key=lambda one: one[0])
+    return around.timelines[engine].idle_ns(at_ns)
 
 
 def _first_ns(request: Request) -> int:

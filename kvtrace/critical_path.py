@@ -45,6 +45,20 @@ _BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)  # outermost first
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     """Return the names of the points at which the request is first seen and at which its first token is."""
+    start, end = _seen_ends(points)
+    # Clocks that disagree by more than the whole request: no interval can be told.
+    return start, None if backwards_ns(points) is not None else end
+
+
+def backwards_ns(points: Mapping[str, Point]) -> int | None:
+    """Return by how much the first token is stamped before the start, in ns; None where it is not, or was not seen."""
+    start, end = _seen_ends(points)
+    if start is None or end is None or points[end].t_ns >= points[start].t_ns:
+        return None
+    return points[start].t_ns - points[end].t_ns
+
+
+def _seen_ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     outside_ns = outside_client_ns(points)
     if outside_ns is not None and outside_ns <= 0:
         return _CLIENT
@@ -52,11 +66,7 @@ def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     if start is None:
         seen = [name for name in _STARTS if name in points]
         start = min(seen, key=lambda name: points[name].t_ns, default=None)
-    end = next((name for name in _ENDS if name in points), None)
-    if start is not None and end is not None and points[end].t_ns < points[start].t_ns:
-        # Clocks that disagree by more than the whole request: no interval can be told.
-        return start, None
-    return start, end
+    return start, next((name for name in _ENDS if name in points), None)
 
 
 def outside_client_ns(points: Mapping[str, Point]) -> int | None:

@@ -66,7 +66,7 @@ def build(request: Request, around: Surroundings) -> Graph:
         # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
         other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
         points.pop(other.name, None)
-    elif any(one.post_started_ns for one in request.transfers):
+    elif any(one.post_started_ns and not one.failed for one in request.transfers):
         # What other ranks moved is not what the last one waited for.
         for name in (*TRANSFER_STAGES, *((stages.NOTIFIED.name,) if request.mode == "pull" else ())):
             points.pop(name, None)

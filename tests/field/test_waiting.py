@@ -160,6 +160,15 @@ def test_the_first_request_after_idleness_says_how_long_that_was() -> None:
     assert (busy.idle_ns, busy.note) == (3 * MS, "")
 
 
+def test_the_engine_that_was_idle_is_the_one_the_request_came_to_first() -> None:
+    """By push D is asked as well: it has the request at 2.5, and made its last step ten seconds before."""
+    trace = push().later(10_100).step(D, 1, (90, 91, 98, 99, 100))
+    trace = going_on(trace, P, 10_100).shifted(10_102.9, -0.5, only=["decode.enqueued"])
+
+    assert trace.answer().idle_ns == 10_002.5 * MS
+    assert trace.without("decode.enqueued").answer().idle_ns == 3 * MS
+
+
 # Threads and first contacts ---------------------------------------------------------------------------------
 
 
