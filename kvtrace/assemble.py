@@ -269,7 +269,11 @@ def _notify(request: Request, transfers: list[Transfer], processes: Mapping[int,
     )
     ranks = sorted({transfer.rank for transfer in transfers})
     # Between engines of one width a rank may lack its write; else every rank's is needed to tell that they are alike.
-    alike = 1 < width and len(ranks) == len(transfers) and ranks == [r for r in range(width) if wrote != width or r in ranks]
+    alike = (
+        1 < width
+        and len(ranks) == len(transfers)
+        and ranks == [r for r in range(width) if wrote != width or r in ranks]
+    )
     for transfer in transfers:
         own = [event for event in notified if not alike or event.a == transfer.rank]
         expected = own[: 1 if alike else len(transfers)]

@@ -23,6 +23,8 @@ _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
 _EMPTY = Timeline()
 _NO_POSTS = Posts()
 JOIN_NS = 10_000_000
+AFTER_REPLY = "P's reply, after which the answer went on"
+SENT_LATE = "the router to send the decode leg"
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -211,15 +213,16 @@ def _after_lost(whole: Part, request: Request) -> list[Part]:
 
 
 def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
-    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in.
+    """Divide the answer's way to the client by P's reply, which a router that joins both legs waits for.
 
-    A reply that comes by chance while the answer is on its way holds nobody: only a long hold tells of a join.
+    That it did wait is supposed: a reply that comes by chance while the answer is on its way holds nobody, so only a
+    long time tells of it.
     """
     whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
     returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
     if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
         return [whole]
-    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, "P's reply, before which the router passes nothing")
+    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, AFTER_REPLY)
     return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]
 
 
@@ -271,7 +274,7 @@ def _divide_registration(
 
 
 _REGISTRATION_CHAIN = (
-    (stages.ROUTER_DECODE_SENT.name, "the router to send the decode leg"),
+    (stages.ROUTER_DECODE_SENT.name, SENT_LATE),
     (stages.DECODE_HTTP_RECEIVED.name, "the decode leg, on its way to D"),
     (stages.DECODE_ENQUEUED.name, "D's front end"),
     (stages.DECODE_ALLOCATED.name, "blocks on D"),

@@ -14,6 +14,7 @@ from kvtrace.findings import checks, gather
 from kvtrace.findings.model import CauseFacts, Detection, Facts, Finding, Group, Held, Late, Pacing, Posting, Straggler
 from kvtrace.report import population
 from kvtrace.store import Store
+from tests.field.published import joined
 from tests.field.scenes import engines_only, renamed, repeated, unanswered
 from tests.test_analyze import fill
 from tests.test_pace import decoding
@@ -118,7 +119,9 @@ def test_ranks_that_post_side_by_side_do_not_share_the_time(tmp_path: Path) -> N
 
 def test_an_id_that_repeats_is_as_many_requests_as_there_are(tmp_path: Path) -> None:
     """24 requests under one id, without a router to tell them apart: each is counted, in causes and in paces."""
-    named = {f"cmpl-r{number:03}-0-{side * 8}": f"cmpl-same-0-{side * 8}" for number in range(REQUESTS) for side in "ab"}
+    named = {
+        f"cmpl-r{number:03}-0-{side * 8}": f"cmpl-same-0-{side * 8}" for number in range(REQUESTS) for side in "ab"
+    }
     trace = renamed(engines_only(run_of(_decoding_long)), named)
     trace.events = [e._replace(request="same") if e.request.startswith("r0") else e for e in trace.events]
     with Store.open(tmp_path / "run.duckdb", "write") as store:
@@ -228,11 +231,45 @@ def test_what_is_usual_is_no_finding(harmless: dict[str, object]) -> None:
 def test_a_saturated_run_says_so_and_blames_no_wait() -> None:
     """Public case: 8 requests/s offered, 4.65 served."""
     group = replace(PLAIN, causes={"submit.wait": cause(0.5)})
+    broken = replace(group, causes={"unattributed": cause(0.5)}, verdicts={"recomputed": CauseFacts(9, 0, 0)})
+    facts = Facts((broken,), offered_rate_hz=8.0, served_rate_hz=4.65, saturated=True)
     (found,) = checks.findings(Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65, saturated=True))
 
     assert found.name == "saturated"
     assert "queue growth" in found.sentence
     assert "8.00 requests/s, served 4.65" in found.sentence
+    assert names(checks.findings(facts)) == ["saturated", "unattributed", "recomputed"]
+    assert {(one.kind, one.remedy) for one in [found, *checks.findings(facts)]} == {("", "")}
+    assert all(one.remedy for one in checks.findings(replace(facts, saturated=False)))
+
+
+def test_a_lease_that_ended_too_early_asks_for_a_longer_one() -> None:
+    """What frees P's blocks sooner would make it worse."""
+    (found,) = checks.findings(Facts((replace(PLAIN, verdicts={"expired": CauseFacts(3, 0, 0)}),)))
+
+    assert found.remedy.startswith("longer leases")
+    assert "shorter" not in found.remedy
+
+
+def _sent_to_p_late(name: str) -> Trace:
+    """Return a pull whose router takes 40 ms to send P's own leg, and 1 ms for D's."""
+    return pull(name).shifted(0.9, 40)
+
+
+def test_the_way_to_p_is_not_the_way_from_p_to_d(tmp_path: Path) -> None:
+    """P's reply takes 1 ms, dispatch and hop of D's leg 2 ms: that P's leg was sent late is another matter."""
+    assert "router.waits" not in names(findings_of(tmp_path, run_of(_sent_to_p_late)))
+
+
+def test_the_answer_that_waits_for_ps_reply_is_charged_with_that_alone(tmp_path: Path) -> None:
+    """200 ms until P's reply; 40 ms in which the router sent the legs are no part of it."""
+    (found,) = (
+        one for one in findings_of(tmp_path, run_of(lambda name: joined(200, name).shifted(0.9, 40)))
+        if one.name == "router.waits"
+    )  # fmt: skip
+
+    assert (found.stake_ns, found.grade) == (REQUESTS * 200 * MS, "supposed")
+    assert "67 % of the time to first token (push, scope router) pass so, 200.0 ms a request" in found.sentence
 
 
 def test_the_rank_that_is_always_last_is_named() -> None:
@@ -241,6 +278,7 @@ def test_the_rank_that_is_always_last_is_named() -> None:
 
     (found,) = checks.findings(Facts((PLAIN,), stragglers=(slow,)))
     assert "Rank 1 of engine-d is the last" in found.sentence
+    assert (found.kind, found.remedy) == ("", "")
     assert checks.findings(Facts((PLAIN,), stragglers=(fair,))) == []
 
 
@@ -276,6 +314,8 @@ def test_evidence_names_queries_that_exist() -> None:
     facts = Facts(
         (group,), (Straggler("d", 1, 100, 99, 9_000 * MS, MS),), Held(4, 120_000 * MS, 30_000 * MS), lost_records=1,
     )  # fmt: skip
-    found = checks.findings(facts) + checks.findings(replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0, saturated=True))
+    found = checks.findings(facts) + checks.findings(
+        replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0, saturated=True)
+    )
 
     assert {finding.query for finding in found} == told

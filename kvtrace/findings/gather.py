@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrace import stages
+from kvtrace.critical_path import AFTER_REPLY
 from kvtrace.findings.model import (
     CauseFacts,
     Detection,
@@ -41,6 +42,20 @@ WITH per_request AS (
 )
 SELECT mode, scope, cause AS name, count(*) AS requests, sum(cause_ns)::BIGINT AS total_ns,
   quantile_disc(cause_ns, 0.5) AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
+FROM per_request GROUP BY ALL
+"""
+
+# What passes between the legs: P's reply, the dispatch of D's leg and its hop; or the answer's time until that reply.
+_LEGS_SQL = """
+WITH per_request AS (
+  SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns,
+    CASE WHEN s.waited_for = $after_reply THEN 'held' ELSE 'between' END AS name
+  FROM segment AS s JOIN request AS r USING (request_key)
+  WHERE r.ttft_ns IS NOT NULL AND list_contains($causes, s.cause::VARCHAR) AND s.waited_for <> $other_leg
+  GROUP BY ALL HAVING spent_ns > 0
+)
+SELECT mode, scope, name, count(*) AS requests, sum(spent_ns)::BIGINT AS total_ns,
+  quantile_disc(spent_ns, 0.5) AS median_ns, max_by(request_id, spent_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
@@ -151,6 +166,17 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
     few = {"examples": EXAMPLES}
     causes = _by_name(store.rows(_CAUSES_SQL, few))
     verdicts = _by_name(store.rows(_VERDICTS_SQL, few))
+    legs = _by_name(
+        store.rows(
+            _LEGS_SQL,
+            {
+                **few,
+                "after_reply": AFTER_REPLY,
+                "other_leg": stages.ROUTER_PREFILL_SENT.name,
+                "causes": [stages.PREFILL_REPLY.name, stages.ROUTER_DISPATCH.name, stages.DECODE_HOP.name],
+            },
+        )
+    )
     waited: dict[Key, dict[str, int]] = defaultdict(dict)
     for row in store.rows(_LATE_FOR_SQL, {"late": stages.REGISTRATION_LATE.name}):
         waited[row["mode"], row["scope"]][row["waited_for"]] = row["wait_ns"]
@@ -168,6 +194,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
                 **row,
                 causes=causes.get(key, {}),
                 verdicts=verdicts.get(key, {}),
+                legs=legs.get(key, {}),
                 late=Late(**late[key], waited_for=waited[key]) if key in late else Late(),
                 posting=Posting(**posting[key]) if key in posting else Posting(),
                 detection=Detection(**detection[key]) if key in detection else Detection(),

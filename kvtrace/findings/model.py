@@ -17,7 +17,10 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed."""
+    """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed.
+
+    `kind` is the class that it counts for and `remedy` what usually helps; both are "" where neither can be told.
+    """
 
     name: str
     sentence: str
@@ -123,7 +126,10 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The facts of all requests of one mode and scope that had a first token. Verdicts count every request."""
+    """The facts of all requests of one mode and scope that had a first token. Verdicts count every request.
+
+    `legs` has the time `between` P's leg and D's, and that for which the answer was `held` until P's reply was in.
+    """
 
     mode: str
     scope: str
@@ -131,6 +137,7 @@ class Group:
     ttft_ns: int
     causes: Mapping[str, CauseFacts] = field(default_factory=dict)
     verdicts: Mapping[str, CauseFacts] = field(default_factory=dict)
+    legs: Mapping[str, CauseFacts] = field(default_factory=dict)
     late: Late = Late()
     posting: Posting = Posting()
     detection: Detection = Detection()

@@ -34,7 +34,12 @@ def of(group: Group) -> str:
 
 
 def finding(
-    name: str, sentence: str, grade: Grade, cause: stages.Cause, stake_ns: int, query: str, examples: Iterable[str]
-) -> Finding:
-    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all."""
-    return Finding(name, sentence, grade, cause.kind.value, cause.remedy, stake_ns, query, tuple(examples))
+    name: str, sentence: str, grade: Grade, cause: stages.Cause | None, stake_ns: int, query: str,
+    examples: Iterable[str], remedy: str | None = None,
+) -> Finding:  # fmt: skip
+    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all.
+
+    Without a cause it names neither; with `remedy` that one.
+    """
+    kind, usual = (cause.kind.value, cause.remedy) if cause is not None else ("", "")
+    return Finding(name, sentence, grade, kind, usual if remedy is None else remedy, stake_ns, query, tuple(examples))

@@ -40,7 +40,9 @@ def _apart(skew_ms: float, *let_go: tuple[float, stages.Stage]) -> Attribution:
     """Return a pull whose D is on another host, its clock `skew_ms` ahead; P lets the blocks go as told."""
     processes = {**PROCESSES, **{one: replace(PROCESSES[one], domain="host-b") for one in (D, D_API)}}
     trace = Trace()
-    trace.events = [e._replace(t_ns=ns(skew_ms) - ns(0) + e.t_ns) if e.process in (D, D_API) else e for e in pull().events]
+    trace.events = [
+        e._replace(t_ns=ns(skew_ms) - ns(0) + e.t_ns) if e.process in (D, D_API) else e for e in pull().events
+    ]
     for at_ms, stage in let_go:
         trace.at(at_ms, stage, P_LEG)
     (answer,) = trace.answers(processes)
