@@ -10,17 +10,18 @@ from typing import Any
 import pyarrow as pa
 
 from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
-from kvtrace.legs import TRANSFER_STAGES
-from kvtrace.model import Attribution, Event, Process, Request
+from kvtrace.legs import TRANSFER_STAGES, base_ids
+from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.store import Store
 
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
+WHOLE_ANALYSIS_EVENTS = 200_000
+"""Stores up to this size are worked out whole once more when their events are complete; larger ones in part."""
 # A request older than this is not worked out again, and a step that began this long before a request may matter to it.
 _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
 # What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
 _BESIDE_NS = 60_000_000_000
-_LATEST_NS = (1 << 63) - 1
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -54,8 +55,8 @@ def _surroundings(
 def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
     """Return every event of the requests that have one since then, and what their engines did meanwhile."""
     fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
-    bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
-    return _load_of(store, bases, since_ns - _LOOK_BACK_NS, _LATEST_NS)
+    bases = {base for row in fresh for base in base_ids(row["request"])}
+    return _load_of(store, bases, since_ns - _LOOK_BACK_NS, NEVER_NS)
 
 
 def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[list[Event], list[Event]]:
@@ -70,11 +71,11 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
     known = store.rows(f"SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> ''", span)  # noqa: S608 -- names of ours, values are bound
-    candidates = {row["request"]: assemble.base_ids(row["request"]) for row in known}
+    candidates = {row["request"]: base_ids(row["request"]) for row in known}
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
     for row in store.rows(_LINKED_SQL, linking):
-        bases.update(assemble.base_ids(row["request"]), assemble.base_ids(row["other"]))
+        bases.update(base_ids(row["request"]), base_ids(row["other"]))
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     if not ids:
         return [], []
@@ -120,7 +121,7 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     The poll that saw a transfer done stands beside the notification, whichever of them the request waited for.
     """
     from_ns, to_ns = request["start_ns"] - _MARGIN_NS, (request["end_ns"] or request["start_ns"]) + _MARGIN_NS
-    events, beside = _load_of(store, set(assemble.base_ids(request["request_id"])), from_ns, to_ns)
+    events, beside = _load_of(store, set(base_ids(request["request_id"])), from_ns, to_ns)
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
     shared = _surroundings(events, beside, requests, processes)
@@ -128,9 +129,7 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     if not same:
         return {}
     # An id may repeat: the one meant is the one that begins when the row says.
-    nearest = min(
-        same, key=lambda one: abs(min(e.t_ns for es in one.events.values() for e in es) - request["start_ns"])
-    )
+    nearest = min(same, key=lambda one: abs(one.first_ns - request["start_ns"]))
     built = graph.build(nearest, shared)
     found = {name: point.t_ns for name, point in built.points.items()}
     if built.transfer is not None and built.transfer.done_ns:
@@ -177,7 +176,7 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
 
 
 def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
-    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier answers for the same requests."""
+    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests."""
     answers = list(answers)
     if not answers:
         return

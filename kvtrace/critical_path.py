@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
-from kvtrace.evidence import Posts, Timeline
+from kvtrace.evidence import NOTHING, Posts
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
 from kvtrace.model import Point, Request, Segment
@@ -20,7 +20,6 @@ _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
-_EMPTY = Timeline()
 _NO_POSTS = Posts()
 JOIN_NS = 10_000_000
 AFTER_REPLY = "P's reply, after which the answer went on"
@@ -154,7 +153,7 @@ def _divide(
     if end_ns <= start_ns:
         return []
     side = edge.split.partition(".")[0]
-    timeline = around.timelines.get(_engine(request, side), _EMPTY)
+    timeline = around.timelines.get(_engine(request, side), NOTHING)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if edge.split.endswith(".wait"):
         looked = () if edge.before is stages.READY else _looked(request, side)
@@ -236,7 +235,7 @@ def _sender_process(graph: Graph) -> int:
 def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
     process = _sender_process(graph)
-    awake = around.timelines.get(request.prefill_engine, _EMPTY).sender(process)
+    awake = around.timelines.get(request.prefill_engine, NOTHING).sender(process)
     posted = around.posted.get(process, _NO_POSTS)
     return division.divide_sender_wait(start_ns, end_ns, awake, posted, request.request_id)
 
@@ -260,7 +259,7 @@ def _divide_registration(
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
-            decode = around.timelines.get(request.decode_engine, _EMPTY)
+            decode = around.timelines.get(request.decode_engine, NOTHING)
             parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
@@ -285,7 +284,7 @@ _REGISTRATION_CHAIN = (
 
 def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
-    timeline = around.timelines.get(request.decode_engine, _EMPTY)
+    timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
     wait = Wait(timeline, "decode", _looked(request, "decode"))
     return [
@@ -303,4 +302,4 @@ def _divide_handshake(
         driver, peer = peer, driver
     process = graph.transfer.process if graph.transfer is not None else None
     part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
-    return division.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer, process)
+    return division.divide_by_handshake(part, around.timelines.get(driver, NOTHING), peer, process)

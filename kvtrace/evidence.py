@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from kvtrace import occupancy, stages
-from kvtrace.model import Awake, Event, Handshake, Posted, Process, Step
+from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
@@ -63,6 +63,10 @@ class Timeline:
     def sender(self, process: int) -> list[Awake]:
         """Return when that worker's sender thread was awake, in order."""
         return self.senders.get(process, [])
+
+
+NOTHING = Timeline()
+"""What is known of an engine of which nothing is known."""
 
 
 class Posts:
@@ -164,10 +168,10 @@ def _awake(seen: list[Event]) -> list[Awake]:
         if event.stage == stages.SENDER_WOKE.name:
             woke = event
         elif woke is not None:
-            stretches.append(Awake(woke.t_ns, event.t_ns, woke.t_ns - woke.c if woke.c else 0))
+            stretches.append(Awake(woke.t_ns, event.t_ns))
             woke = None
     if woke is not None:
-        stretches.append(Awake(woke.t_ns, 2**63 - 1, woke.t_ns - woke.c if woke.c else 0))
+        stretches.append(Awake(woke.t_ns, NEVER_NS))
     return stretches
 
 
@@ -181,4 +185,4 @@ def _handshakes(seen: list[Event]) -> list[Handshake]:
             begun.setdefault(key, event.t_ns)
         elif key in begun:
             spans.append(Handshake(begun.pop(key), event.t_ns, event.ref, event.process))
-    return spans + [Handshake(start_ns, 2**63 - 1, peer, process) for (process, peer), start_ns in begun.items()]
+    return spans + [Handshake(start_ns, NEVER_NS, peer, process) for (process, peer), start_ns in begun.items()]

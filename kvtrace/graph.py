@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtrace import align, stages
-from kvtrace.evidence import Posts, Timeline
+from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.legs import TRANSFER_STAGES
 from kvtrace.model import Event, Point, Process, Request, Step, Transfer
-
-_EMPTY = Timeline()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,8 @@ def build(request: Request, around: Surroundings) -> Graph:
     points: dict[str, Point] = {}
     for stage, events in request.events.items():
         points[stage] = _at(_chosen(stage, events))
-    prefill = around.timelines.get(request.prefill_engine, _EMPTY)
-    decode = around.timelines.get(request.decode_engine, _EMPTY)
+    prefill = around.timelines.get(request.prefill_engine, NOTHING)
+    decode = around.timelines.get(request.decode_engine, NOTHING)
     prefill_steps = _own_steps(request.events.get(stages.PREFILL_SCHEDULED.name, ()), prefill, 0)
     # The last prompt token is computed again on D to sample from: that step is the first token's, not a prefill.
     decode_steps = _own_steps(request.events.get(stages.DECODE_SCHEDULED.name, ()), decode, 1)

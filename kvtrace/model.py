@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+NEVER_NS = 2**63 - 1
+"""Later than any time, in unix ns."""
+
 
 class Event(NamedTuple):
     """One recorded point. `t_ns` is unix time in ns; the payload's meaning is declared in `kvtrace.stages`."""
@@ -74,11 +77,10 @@ class Handshake(NamedTuple):
 
 
 class Awake(NamedTuple):
-    """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
+    """One stretch in which a sender thread was awake. Unix ns."""
 
     start_ns: int
     end_ns: int
-    signalled_ns: int
 
 
 @dataclass(slots=True)
@@ -133,6 +135,11 @@ class Request:
     events: dict[str, list[Event]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     lost: tuple[Lost, ...] = ()
+
+    @property
+    def first_ns(self) -> int:
+        """Return when it is first seen, unix ns; 0 without events."""
+        return min((events[0].t_ns for events in self.events.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +213,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
+    """The answer for one request. Shares sum to `ttft_ns`; without a first token that is None and they are 0.
 
     `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
     """

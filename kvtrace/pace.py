@@ -12,9 +12,7 @@ from kvtrace import division, stages
 from kvtrace.division import Part
 from kvtrace.evidence import Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import Event, Pace, Posted, Request, Step
-
-_NEVER_NS = 2**63 - 1
+from kvtrace.model import NEVER_NS, Event, Pace, Posted, Request, Step
 
 
 def posts(requests: Iterable[Request]) -> dict[int, Posts]:
@@ -70,7 +68,7 @@ def _away(request: Request) -> list[tuple[int, int]]:
     scheduled = sorted(event.t_ns for event in request.events.get(stages.DECODE_SCHEDULED.name, ()))
     spans = []
     for event in request.events.get(stages.DECODE_PREEMPTED.name, ()):
-        again = next((t_ns for t_ns in scheduled if t_ns > event.t_ns), _NEVER_NS)
+        again = next((t_ns for t_ns in scheduled if t_ns > event.t_ns), NEVER_NS)
         spans.append((event.t_ns, again))
     return spans
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvtrace import align, stages
 from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
-from kvtrace.model import Event, Request, Transfer
+from kvtrace.model import NEVER_NS, Event, Request, Transfer
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
@@ -29,6 +29,11 @@ ENDS_EARLY = (
     stages.DECODE_HTTP_DISCONNECTED,
 )
 Verdict = tuple[str, str]
+
+
+def ms(duration_ns: float) -> str:
+    """Return a duration in milliseconds, as notes and findings say it."""
+    return f"{duration_ns / 1e6:.1f} ms"
 
 
 def verdict(request: Request, around: Surroundings, *, has_token: bool) -> Verdict:
@@ -136,8 +141,8 @@ def read_too_late(request: Request, around: Surroundings, *, by_wall_clocks: boo
     """
     found: list[tuple[int, str]] = []
     for stage, told in (
-        (stages.LEASE_EXPIRED, "the transfer was over {} ms after P's lease had ended"),
-        (stages.PREFILL_RELEASED, "the transfer began {} ms after P had let the blocks go"),
+        (stages.LEASE_EXPIRED, "the transfer was over {} after P's lease had ended"),
+        (stages.PREFILL_RELEASED, "the transfer began {} after P had let the blocks go"),
     ):
         let_go = min(request.events.get(stage.name, ()), default=None)
         if let_go is None or (by_wall_clocks and stage is stages.PREFILL_RELEASED and _was_told(let_go, request)):
@@ -151,8 +156,8 @@ def read_too_late(request: Request, around: Surroundings, *, by_wall_clocks: boo
             if let_go.t_ns < seen_ns:
                 found.append((seen_ns - let_go.t_ns, told))
         if found:
-            late_ns, told = max(found)
-            return told.format(f"{late_ns / 1e6:.1f}")
+            late_ns, sentence = max(found)
+            return sentence.format(ms(late_ns))
     return None
 
 
@@ -226,7 +231,7 @@ def _width(engine: str, around: Surroundings) -> int:
 def last_stage(request: Request, before: tuple[stages.Stage, ...] = ()) -> str:
     """Return the last stage that was reached; with `before`, the last one ahead of the first of those."""
     seen = request.events
-    limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=2**63 - 1)
+    limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=NEVER_NS)
     ends = {stage.name for stage in before}
     reached = [
         (event.t_ns, name) for name, events in seen.items() if name not in ends for event in events

@@ -23,11 +23,10 @@ from kvtrace.findings.terms import (
     LEAST_REQUESTS,
     SHARE,
     finding,
-    ms,
     of,
     part,
 )
-from kvtrace.verdict import EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED
+from kvtrace.verdict import EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
 # Checks of one group ---------------------------------------------------------------------------------------
 

@@ -17,11 +17,6 @@ HELD_NS = 1_000_000_000  # an engine needs some steps to hear of an abort
 EVENTS = 3  # things that must not happen at all need no twenty
 
 
-def ms(duration_ns: float) -> str:
-    """Return a duration in milliseconds."""
-    return f"{duration_ns / 1e6:.1f} ms"
-
-
 def part(share: float, whole: float) -> str:
     """Return a share of a whole in percent; a small one is not called nothing."""
     percent = 100 * share / whole if whole else 0.0

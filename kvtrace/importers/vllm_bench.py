@@ -23,8 +23,8 @@ _DATE = "%Y%m%d-%H%M%S"
 _FAILED = "error"
 _BY_DATE = "is placed by its date, to a second at best; --same-host places it exactly where that holds"
 _BY_LOCAL_DATE = (
-    "has a date in its host's local time, read as UTC, so it may be hours off; run it with --metadata utc_offset=+02:00 "
-    "(its own offset), or import it with --same-host where that holds"
+    "has a date in its host's local time, read as UTC, so it may be hours off; run it with "
+    "--metadata utc_offset=+02:00 (its own offset), or import it with --same-host where that holds"
 )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.attribution import VERDICTS
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
+from kvtrace.verdict import VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
