@@ -206,7 +206,8 @@ def test_several_answers_each_have_their_own_hand_off() -> None:
 def test_an_answer_without_a_write_of_its_own_has_none() -> None:
     """By push, two answers to one prompt and one write, to the first: nothing tells how the second got its KV."""
     second = changed(renamed(push(), {D_LEG: f"1_{D_LEG}"}), stages.DECODE_ENQUEUED, ref=P_LEG)
-    second.events = [e._replace(a=10) if e.a == 9 else e for e in second.shifted(45.5, 20).events]
+    second = second.shifted(2.9, 0.2, only=["decode.enqueued"]).shifted(45.5, 20)
+    second.events = [e._replace(a=10) if e.a == 9 else e for e in second.events]
     trace = repeated(push(), lacking(second, lambda e: e.process != D or e.stage == "transfer.notified"))
     answers = by_id(trace)
 
