@@ -6,7 +6,7 @@ import pytest
 
 from kvtrace import division, stages
 from kvtrace.evidence import Timeline
-from kvtrace.model import Step
+from kvtrace.model import Attribution, Step
 from kvtrace.occupancy import Held, Occupancy, Span
 from tests.field.scenes import (
     D_LEG,
@@ -113,12 +113,35 @@ def test_memory_pressure_on_d_is_not_ps_fault() -> None:
         next(a for a in trace.answers() if a.segments) for trace in (_late_allocation(40, 50, 60), _late_allocation())
     )
 
+    plain = _on_p(push().answer())
     assert causes_ms(short)["decode.capacity"] == 30
+    assert _on_p(short) == _on_p(unseen) == plain
     assert waited_ms(unseen, "registration.late") == {
         "blocks on D": 36, "D's step to carry the registration to its worker": pytest.approx(3.8),
         "D's sender thread": pytest.approx(0.2), "D's registration, on its way": 1,
     }  # fmt: skip
     assert "decode.capacity" not in causes_ms(unseen)
+
+
+def _on_p(answer: Attribution) -> dict[str, float]:
+    """Return what the request waited for on P, its sender thread's wait for a match apart."""
+    return {name: ms for name, ms in causes_ms(answer).items() if name.startswith(("prefill.", "stage."))}
+
+
+def test_blocks_that_computing_requests_hold_on_d_are_its_queue() -> None:
+    """The same with steps of D that compute for others, which hold the blocks: D's queue, and nothing on P."""
+    trace = push(74).shifted(3.4, 66.5, only=["decode.allocated"]).shifted(3.7, 70, only=["decode.registration_queued"])
+    for number in range(3):
+        at_ms = 36.0 + 10 * number
+        trace.step(D, 20 + number, (at_ms, at_ms + 1, at_ms + 9, at_ms + 9.5, at_ms + 10), tokens=16, requests=16)
+        trace.at(at_ms - 0.1, stages.DECODE_CONSIDERED, D_LEG)
+    holders = {waits: occupant("o", 900, waits=waits) for waits in (False, True)}
+    computing, waiting = (next(a for a in repeated(trace, one).answers() if a.segments) for one in holders.values())
+
+    # and the scheduler's turn of 1 ms behind the last
+    assert causes_ms(computing)["decode.queue"] == 31
+    assert "decode.queue" not in causes_ms(waiting)
+    assert _on_p(computing) == _on_p(push().answer())
 
 
 def test_finished_requests_hold_blocks_on_p() -> None:
