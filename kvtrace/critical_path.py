@@ -6,23 +6,24 @@ Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
-from kvtrace.evidence import Timeline
+from kvtrace.evidence import NOTHING, Posts
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
-from kvtrace.model import Point, Posted, Request, Segment
+from kvtrace.model import Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
-_EMPTY = Timeline()
+_NO_POSTS = Posts()
 JOIN_NS = 10_000_000
+AFTER_REPLY = "P's reply, after which the answer went on"
+SENT_LATE = "the router to send the decode leg"
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -45,6 +46,20 @@ _BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)  # outermost first
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     """Return the names of the points at which the request is first seen and at which its first token is."""
+    start, end = _seen_ends(points)
+    # Clocks that disagree by more than the whole request: no interval can be told.
+    return start, None if backwards_ns(points) is not None else end
+
+
+def backwards_ns(points: Mapping[str, Point]) -> int | None:
+    """Return by how much the first token is stamped before the start, in ns; None where it is not, or was not seen."""
+    start, end = _seen_ends(points)
+    if start is None or end is None or points[end].t_ns >= points[start].t_ns:
+        return None
+    return points[start].t_ns - points[end].t_ns
+
+
+def _seen_ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     outside_ns = outside_client_ns(points)
     if outside_ns is not None and outside_ns <= 0:
         return _CLIENT
@@ -52,11 +67,7 @@ def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     if start is None:
         seen = [name for name in _STARTS if name in points]
         start = min(seen, key=lambda name: points[name].t_ns, default=None)
-    end = next((name for name in _ENDS if name in points), None)
-    if start is not None and end is not None and points[end].t_ns < points[start].t_ns:
-        # Clocks that disagree by more than the whole request: no interval can be told.
-        return start, None
-    return start, end
+    return start, next((name for name in _ENDS if name in points), None)
 
 
 def outside_client_ns(points: Mapping[str, Point]) -> int | None:
@@ -142,7 +153,7 @@ def _divide(
     if end_ns <= start_ns:
         return []
     side = edge.split.partition(".")[0]
-    timeline = around.timelines.get(_engine(request, side), _EMPTY)
+    timeline = around.timelines.get(_engine(request, side), NOTHING)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if edge.split.endswith(".wait"):
         looked = () if edge.before is stages.READY else _looked(request, side)
@@ -201,15 +212,16 @@ def _after_lost(whole: Part, request: Request) -> list[Part]:
 
 
 def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
-    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in.
+    """Divide the answer's way to the client by P's reply, which a router that joins both legs waits for.
 
-    A reply that comes by chance while the answer is on its way holds nobody: only a long hold tells of a join.
+    That it did wait is supposed: a reply that comes by chance while the answer is on its way holds nobody, so only a
+    long time tells of it.
     """
     whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
     returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
     if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
         return [whole]
-    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, "P's reply, before which the router passes nothing")
+    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, AFTER_REPLY)
     return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]
 
 
@@ -223,15 +235,9 @@ def _sender_process(graph: Graph) -> int:
 def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
     process = _sender_process(graph)
-    awake = around.timelines.get(request.prefill_engine, _EMPTY).sender(process)
-    posted = around.posted.get(request.prefill_engine, [])
-    others: list[Posted] = []
-    for post in posted[bisect_right(posted, start_ns, key=lambda one: one.end_ns) :]:
-        if post.start_ns >= end_ns:
-            break
-        if post.request_id != request.request_id and post.process in (0, process):
-            others.append(post)
-    return division.divide_sender_wait(start_ns, end_ns, awake, others)
+    awake = around.timelines.get(request.prefill_engine, NOTHING).sender(process)
+    posted = around.posted.get(process, _NO_POSTS)
+    return division.divide_sender_wait(start_ns, end_ns, awake, posted, request.request_id)
 
 
 def _divide_registration(
@@ -253,7 +259,7 @@ def _divide_registration(
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
-            decode = around.timelines.get(request.decode_engine, _EMPTY)
+            decode = around.timelines.get(request.decode_engine, NOTHING)
             parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
@@ -267,7 +273,7 @@ def _divide_registration(
 
 
 _REGISTRATION_CHAIN = (
-    (stages.ROUTER_DECODE_SENT.name, "the router to send the decode leg"),
+    (stages.ROUTER_DECODE_SENT.name, SENT_LATE),
     (stages.DECODE_HTTP_RECEIVED.name, "the decode leg, on its way to D"),
     (stages.DECODE_ENQUEUED.name, "D's front end"),
     (stages.DECODE_ALLOCATED.name, "blocks on D"),
@@ -278,7 +284,7 @@ _REGISTRATION_CHAIN = (
 
 def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
-    timeline = around.timelines.get(request.decode_engine, _EMPTY)
+    timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
     wait = Wait(timeline, "decode", _looked(request, "decode"))
     return [
@@ -296,4 +302,4 @@ def _divide_handshake(
         driver, peer = peer, driver
     process = graph.transfer.process if graph.transfer is not None else None
     part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
-    return division.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer, process)
+    return division.divide_by_handshake(part, around.timelines.get(driver, NOTHING), peer, process)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+NEVER_NS = 2**63 - 1
+"""Later than any time, in unix ns."""
+
 
 class Event(NamedTuple):
     """One recorded point. `t_ns` is unix time in ns; the payload's meaning is declared in `kvtrace.stages`."""
@@ -46,7 +49,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's."""
+    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
+
+    `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
+    """
 
     step: int
     scheduled_ns: int
@@ -58,6 +64,7 @@ class Step:
     before_forward_ns: int
     tokens: int
     requests: int
+    slowest: int = 0
 
 
 class Handshake(NamedTuple):
@@ -70,11 +77,10 @@ class Handshake(NamedTuple):
 
 
 class Awake(NamedTuple):
-    """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
+    """One stretch in which a sender thread was awake. Unix ns."""
 
     start_ns: int
     end_ns: int
-    signalled_ns: int
 
 
 @dataclass(slots=True)
@@ -129,6 +135,11 @@ class Request:
     events: dict[str, list[Event]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     lost: tuple[Lost, ...] = ()
+
+    @property
+    def first_ns(self) -> int:
+        """Return when it is first seen, unix ns; 0 without events."""
+        return min((events[0].t_ns for events in self.events.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +201,7 @@ class Blocks(NamedTuple):
     """What a hand-off kept occupied, and how long in ns; None where an end of that time was not seen.
 
     `reserved` is D's, from their allocation until the KV was there; `held` is P's, from its finishing until it let go,
-    and `held_after_end_ns` the part of it after the request was aborted.
+    and `held_after_end_ns` the part of it after the request was over without a whole answer: aborted or failed.
     """
 
     reserved_blocks: int = 0
@@ -202,7 +213,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
+    """The answer for one request. Shares sum to `ttft_ns`; without a first token that is None and they are 0.
 
     `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
     """

@@ -306,6 +306,21 @@ def test_bench_without_a_clock_is_placed_by_its_date_and_without_ids_joins_nothi
     assert [row["ttft_ns"] for row in found] == [100 * MS, 200 * MS]
     assert found[1]["end_ns"] == 1_000_000_010 * 10**9  # 2001-09-09 01:46:50
     assert "names no request, so nothing joins" in said
+    assert "has a date in its host's local time, read as UTC, so it may be hours off" in said
+    assert "--metadata utc_offset=+02:00" in said
+
+
+def test_bench_whose_metadata_has_a_zone_is_placed_by_its_local_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """03:46:50 two hours east of Greenwich is 01:46:50 there."""
+    store = tmp_path / "run.duckdb"
+    bench = records.bench((5.0, 0.1, 0.5), utc_offset="+02:00", date="20010909-034650")
+    code, said = run(capsys, "-o", store, records.write(tmp_path / "bench.json", json.dumps(bench)))
+
+    (found,) = records.requests(store).values()
+    assert code == 0, said
+    assert found["end_ns"] == 1_000_000_010 * 10**9
     assert "is placed by its date, to a second at best" in said
 
 
@@ -328,6 +343,7 @@ def test_bench_appended_to_a_file_is_a_document_a_line(tmp_path: Path, capsys: p
         ({"ttfts": [float("nan")]}, "line 1: ttfts[0] is no duration"),
         ({"start_times": [-1.0]}, "line 1: start_times[0] is no reading of a clock"),
         ({"date": "yesterday"}, "line 1: its times are of the load host's own clock and it has no date"),
+        ({"utc_offset": "Berlin"}, "line 1: utc_offset 'Berlin' is none; write it like +02:00"),
         ({"itls": [[float("inf")]]}, "line 1: the time of request 0 is no duration"),
     ],
 )

@@ -116,6 +116,22 @@ def test_causes(path: Path) -> None:
     assert all(row["remedy"] for row in rows)
 
 
+def test_causes_of_two_scopes_stay_apart(path: Path) -> None:
+    """30 of 100 ms as the router saw it, 30 of 50 as the engines did: each share is of its own scope's time."""
+    sample = Sample()
+    for name, scope, queued_ms in (("r1", "router", 70), ("r2", "engine", 20)):
+        computed = ("prefill.forward", "compute.run", "prefill", "", 30)
+        sample.add(name, (computed, ("prefill.queue", "compute.queue", "prefill", "", queued_ms)), (), scope=scope)
+    sample.write(path)
+
+    shares = {(r["scope"], r["cause"]): (r["requests"], r["share"]) for r in ask(path, "causes")}
+
+    assert shares == {
+        ("router", "prefill.forward"): (1, 0.3), ("router", "prefill.queue"): (1, 0.7),
+        ("engine", "prefill.forward"): (1, 0.6), ("engine", "prefill.queue"): (1, 0.4),
+    }  # fmt: skip
+
+
 PARTS = (
     ("decode.turn", "coordination", 5), ("step.connector", "coordination", 10), ("decode.token", "compute.run", 55),
     ("decode.mixed", "compute.run", 20), ("unattributed", "unattributed", 10),
@@ -170,7 +186,7 @@ def test_blocks(path: Path) -> None:
         ("pull", 1, 4.0, 4.0),
         ("push", 2, 40.0, 88.0),
     ]
-    assert [(r["reserved_p50_ms"], r["held_p50_ms"], r["held_after_abort_block_seconds"]) for r in rows] == [
+    assert [(r["reserved_p50_ms"], r["held_p50_ms"], r["held_after_end_block_seconds"]) for r in rows] == [
         (100.0, 100.0, 0.0),
         (500.0, 1100.0, 80.0),
     ]

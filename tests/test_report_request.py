@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.attribution import VERDICTS
 from kvtrace.report import page, selection, sentences, waterfall
 from kvtrace.stages import CAUSES, Where
+from kvtrace.verdict import VERDICTS
 from tests.printed import one, plain_console, text_of
 from tests.sample_store import MS, PUSH_PATH, Sample
 
@@ -112,8 +112,8 @@ def test_without_a_first_token_it_says_what_is_known_and_what_is_missing(tmp_pat
     page.print_request(explained, saturated=False, console=console)
 
     assert sentences.explanation(explained) == (
-        "No first token was recorded, so there is no TTFT to explain. Verdict aborted: the request was aborted before "
-        "its answer was whole; nothing was recorded of D's side, a first token and its end. "
+        "No time of a first token is known, so there is no TTFT to explain. Verdict aborted: the request was aborted "
+        "before its answer was whole; nothing usable was recorded of D's side, a first token and its end. "
         "Known: its start and P's side."
     )
     assert "critical path" not in text_of(console)

@@ -36,7 +36,6 @@ POLL_INTERVAL_S = 0.25
 PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
-WHOLE_ANALYSIS_EVENTS = 200_000  # up to this size the last analysis looks at everything once more
 _FACTS_OF_PROCESSES = ("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname")
 
 
@@ -197,7 +196,7 @@ class Recorder:
             for _ in range(DRAIN_PASSES_MAX):
                 if not self._pass(store):
                     break
-            if self.stats.events <= WHOLE_ANALYSIS_EVENTS:
+            if self.stats.events <= analyze.WHOLE_ANALYSIS_EVENTS:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)

@@ -1,14 +1,17 @@
 """What a run's numbers say in plain words: one small check per finding, none on too little data.
 
-A check returns a finding only where enough requests show it and enough time is at stake (`terms` has the thresholds).
+A check of waiting returns a finding only where enough requests show it and enough time is at stake; what must not
+happen at all is told from a few requests on, and lost records always (`terms` has the thresholds).
 Inside the bracket around the end of the wire nothing is proven, so no check rests on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from kvtrace import stages
+from kvtrace.critical_path import SENT_LATE
 from kvtrace.findings.model import Facts, Finding, Grade, Group
 from kvtrace.findings.rules import unexplained, waits
 from kvtrace.findings.terms import (
@@ -20,12 +23,10 @@ from kvtrace.findings.terms import (
     LEAST_REQUESTS,
     SHARE,
     finding,
-    ms,
     of,
     part,
 )
-
-SENT_LATE = "the router to send the decode leg"
+from kvtrace.verdict import EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
 # Checks of one group ---------------------------------------------------------------------------------------
 
@@ -52,23 +53,24 @@ def registration_late(group: Group) -> Iterator[Finding]:
 
 
 def router_waits(group: Group) -> Iterator[Finding]:
-    """Report P's reply, the router and the hop to D on the path: the price of one leg after the other."""
-    names = (stages.PREFILL_REPLY, stages.ROUTER_DISPATCH, stages.DECODE_HOP)
-    found = [(cause, group.causes[cause.name]) for cause in names if cause.name in group.causes]
-    reply = group.causes.get(stages.PREFILL_REPLY.name)
-    total_ns = sum(one.total_ns for _, one in found)
-    if reply is None or reply.requests < LEAST_REQUESTS or total_ns < SHARE * group.ttft_ns:
+    """Report what one leg after the other costs: before D hears of a request, or before its answer goes on."""
+    # By push both legs are under way at once, so P's reply is on the path only where the answer waits for it.
+    is_push = group.mode == "push"
+    seen = group.legs.get("held" if is_push else "between")
+    if seen is None or seen.requests < LEAST_REQUESTS or seen.total_ns < SHARE * group.ttft_ns:
         return
-    if group.mode == "push":
-        # Both legs are under way at once, so P's reply is on the path only where the answer has to wait for it.
-        told = f"The router passes nothing on before P's reply is in: {part(reply.total_ns, group.ttft_ns)}"
-        share = f"{told} of the time to first token ({of(group)}) pass with the first token made"
+    share = f"{part(seen.total_ns, group.ttft_ns)} of the time to first token ({of(group)})"
+    each = f"{ms(seen.total_ns / seen.requests)} a request"
+    if is_push:
+        told = (
+            f"Answers go on only after P's reply, though D had made their first token before: {share} pass so, {each}."
+        )
     else:
-        told = "D hears of a request only after P's reply is back through the router: reply, dispatch and hop take"
-        share = f"{told} {part(total_ns, group.ttft_ns)} of the time to first token ({of(group)})"
+        told = f"D hears of a request only after P's reply: that reply, dispatch and hop take {share}, {each}."
     yield finding(
-        "router.waits", f"{share}, {ms(total_ns / reply.requests)} a request.",
-        Grade.EXPLAINED, stages.ROUTER_DISPATCH, total_ns, "causes", reply.examples,
+        "router.waits", told, Grade.SUPPOSED if is_push else Grade.EXPLAINED,
+        stages.PREFILL_REPLY if is_push else stages.ROUTER_DISPATCH, seen.total_ns, "causes", seen.examples,
+        remedy="a router that does not wait for P's reply by push" if is_push else None,
     )  # fmt: skip
 
 
@@ -90,16 +92,16 @@ def detection(group: Group) -> Iterator[Finding]:
 def posting(group: Group) -> Iterator[Finding]:
     """Report posts that take longer than the wire can have taken."""
     post = group.posting
-    if post.transfers < LEAST_REQUESTS or post.post_ns <= post.wire_high_ns or not post.descriptors:
+    if post.requests < LEAST_REQUESTS or post.post_ns <= post.wire_high_ns or not post.descriptors:
         return
     if post.post_ns < SHARE * group.ttft_ns:
         return
     each = post.moved_bytes / post.descriptors
     yield finding(
         "post.descriptors",
-        f"Posting takes longer than the wire: {ms(post.post_ns / post.transfers)} a transfer against at most "
-        f"{ms(post.wire_high_ns / post.transfers)}, with {post.descriptors / post.transfers:,.0f} descriptors of "
-        f"{each:,.0f} bytes.",
+        f"Posting takes longer than the wire: {ms(post.post_ns / post.requests)} a request against at most "
+        f"{ms(post.wire_high_ns / post.requests)}, with {post.descriptors / post.transfers:,.0f} descriptors of "
+        f"{each:,.0f} bytes a transfer.",
         Grade.MEASURED, stages.POST, post.post_ns, "transfers", post.examples,
     )  # fmt: skip
 
@@ -119,23 +121,27 @@ def first_contact(group: Group) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-_BAD_ENDS = {
-    "recomputed": (stages.DECODE_PREFILL, "D computed the prompt itself although it was to be handed over"),
-    "no handoff": (stages.DECODE_PREFILL, "nothing was handed over: D was not told of any KV"),
-    "expired": (stages.PREFILL_CAPACITY, "P gave the blocks up before they were read: such output is suspect"),
-    "failed": (stages.UNKNOWN, "the request or its hand-off failed"),
-    "incomplete": (stages.UNKNOWN, "records that the hand-off must have left are missing"),
+_BAD_ENDS: Mapping[str, tuple[stages.Cause, str, str | None]] = {
+    RECOMPUTED: (stages.DECODE_PREFILL, "D computed the prompt itself although it was to be handed over", None),
+    NO_HANDOFF: (stages.DECODE_PREFILL, "nothing was handed over: D was not told of any KV", None),
+    EXPIRED: (
+        stages.PREFILL_CAPACITY,
+        "P gave the blocks up before they were read: such output is suspect",
+        "longer leases, D's legs sent sooner, fewer requests waiting on D",
+    ),
+    FAILED: (stages.UNKNOWN, "the request or its hand-off failed", None),
+    INCOMPLETE: (stages.UNKNOWN, "records that the hand-off must have left are missing", None),
 }
 
 
 def bad_ends(group: Group) -> Iterator[Finding]:
     """Report hand-offs that did not come about, however the answers looked."""
-    for verdict, (cause, what) in _BAD_ENDS.items():
+    for verdict, (cause, what, remedy) in _BAD_ENDS.items():
         seen = group.verdicts.get(verdict)
         if seen is not None and seen.requests >= EVENTS:
             yield finding(
                 verdict.replace(" ", "_"), f"In {seen.requests:,} requests ({of(group)}) {what}.",
-                Grade.MEASURED, cause, seen.total_ns, "slowest_requests", seen.examples,
+                Grade.MEASURED, cause, seen.total_ns, "slowest_requests", seen.examples, remedy,
             )  # fmt: skip
 
 
@@ -159,11 +165,11 @@ def saturation(facts: Facts) -> Iterator[Finding]:
     """Report that less was served than offered: what grows then is a queue."""
     if facts.saturated:
         total_ns = sum(group.ttft_ns for group in facts.groups)
-        yield Finding(
+        yield finding(
             "saturated",
             f"Offered {facts.offered_rate_hz:.2f} requests/s, served {facts.served_rate_hz:.2f}: waiting grew with "
             "time everywhere, so differences in time to first token are queue growth, and no class names a remedy.",
-            Grade.MEASURED, stages.Class.QUEUE.value, "less load, or more capacity", total_ns, "shares_by_class", (),
+            Grade.MEASURED, None, total_ns, "shares_by_class", (),
         )  # fmt: skip
 
 
@@ -177,7 +183,8 @@ def stragglers(facts: Facts) -> Iterator[Finding]:
             "rank.last",
             f"Rank {one.rank} of {one.engine} is the last to have its KV in {part(one.last, one.requests)} of "
             f"{one.requests:,} requests, {ms(one.median_ns)} behind the others at the median.",
-            Grade.MEASURED, stages.DETECTION, one.total_ns, "transfers", one.examples,
+            # Slow in its post, on the wire or in noticing: its reports alone do not tell which.
+            Grade.MEASURED, None, one.total_ns, "transfers", one.examples,
         )  # fmt: skip
 
 
@@ -187,8 +194,8 @@ def held_blocks(facts: Facts) -> Iterator[Finding]:
     if held.requests >= EVENTS and held.total_ns >= held.requests * HELD_NS:
         yield finding(
             "blocks.held",
-            f"P held the blocks of {held.requests:,} aborted requests for {held.total_ns / held.requests / 1e9:.1f} s "
-            f"each after the abort, {held.longest_ns / 1e9:.1f} s at most.",
+            f"P held the blocks of {held.requests:,} requests that were over for "
+            f"{held.total_ns / held.requests / 1e9:.1f} s each, {held.longest_ns / 1e9:.1f} s at most.",
             Grade.MEASURED, stages.PREFILL_CAPACITY, held.total_ns, "blocks", held.examples,
         )  # fmt: skip
 
@@ -224,11 +231,14 @@ RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stra
 def findings(facts: Facts) -> list[Finding]:
     """Return what the run's numbers say, most time at stake first.
 
-    Where less was served than offered, every wait is a queue's: no other finding about waiting is then given.
+    Where less was served than offered, every wait is a queue's: no other finding about waiting is then given, and none
+    names a class or a remedy.
     """
     found = [one for check in RUN_CHECKS for one in check(facts)]
     checks = (bad_ends, unexplained) if facts.saturated else GROUP_CHECKS
     found += [one for group in facts.groups for check in checks for one in check(group)]
+    if facts.saturated:
+        found = [replace(one, kind="", remedy="") for one in found]
     return sorted(found, key=lambda one: (-one.stake_ns, one.name))
 
 

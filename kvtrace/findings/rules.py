@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvtrace import stages
 from kvtrace.findings import terms
 from kvtrace.findings.model import Finding, Grade, Group
+from kvtrace.verdict import ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Rule:
         if seen.total_ns >= self.share * group.ttft_ns:
             told = self.sentence.format(
                 seen=f"{seen.requests:,}", all=f"{group.requests:,}", group=terms.of(group),
-                median=terms.ms(seen.median_ns), part=terms.part(seen.total_ns, group.ttft_ns),
+                median=ms(seen.median_ns), part=terms.part(seen.total_ns, group.ttft_ns),
             )  # fmt: skip
             name = self.name or self.cause.name
             yield terms.finding(name, told, self.grade, self.cause, seen.total_ns, "causes", seen.examples)

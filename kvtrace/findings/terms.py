@@ -17,11 +17,6 @@ HELD_NS = 1_000_000_000  # an engine needs some steps to hear of an abort
 EVENTS = 3  # things that must not happen at all need no twenty
 
 
-def ms(duration_ns: float) -> str:
-    """Return a duration in milliseconds."""
-    return f"{duration_ns / 1e6:.1f} ms"
-
-
 def part(share: float, whole: float) -> str:
     """Return a share of a whole in percent; a small one is not called nothing."""
     percent = 100 * share / whole if whole else 0.0
@@ -34,7 +29,12 @@ def of(group: Group) -> str:
 
 
 def finding(
-    name: str, sentence: str, grade: Grade, cause: stages.Cause, stake_ns: int, query: str, examples: Iterable[str]
-) -> Finding:
-    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all."""
-    return Finding(name, sentence, grade, cause.kind.value, cause.remedy, stake_ns, query, tuple(examples))
+    name: str, sentence: str, grade: Grade, cause: stages.Cause | None, stake_ns: int, query: str,
+    examples: Iterable[str], remedy: str | None = None,
+) -> Finding:  # fmt: skip
+    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all.
+
+    Without a cause it names neither; with `remedy` that one.
+    """
+    kind, usual = (cause.kind.value, cause.remedy) if cause is not None else ("", "")
+    return Finding(name, sentence, grade, kind, usual if remedy is None else remedy, stake_ns, query, tuple(examples))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrace import assemble, stages
+from kvtrace import legs, stages
 from kvtrace.importers.source import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvtrace.store import Store
 
 _PERSON = b"vllm-kv-trace"
-_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)
+_LOGGED_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)
 _HASHED = re.compile(r"[0-9a-f]{16}")
 HASHED_ID = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})")
 # How vLLM's front end names the engine's request for an id that it was sent, before its random suffix.
@@ -46,9 +46,9 @@ def hashed(request_id: str) -> str:
     return hashlib.blake2b(text, digest_size=8, person=_PERSON, usedforsecurity=False).hexdigest()
 
 
-def stem(engine_request: str) -> str:
+def logged_group(engine_request: str) -> str:
     """Return an engine's request id without vLLM's random suffix, as the lifecycle log groups requests."""
-    return _RANDOM_SUFFIX.sub("", engine_request)
+    return _LOGGED_SUFFIX.sub("", engine_request)
 
 
 def own_name(text: str) -> str:
@@ -152,8 +152,8 @@ class Known:
                 self.names.add(parts[1])
                 continue
             self.by_hash[hashed(one)] = one
-            self.by_group.setdefault(hashed(stem(one)), stem(one))
-            for base in assemble.base_ids(one):
+            self.by_group.setdefault(hashed(logged_group(one)), logged_group(one))
+            for base in legs.base_ids(one):
                 self.names.add(base)
                 for pattern in _STEMS:
                     named = pattern.format(base)

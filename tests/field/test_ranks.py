@@ -6,7 +6,7 @@ import pytest
 
 from kvtrace import stages
 from tests.field.scenes import D1, D_LEG, P1, P_LEG, changed, lacking, ranks, total_ms, two_ranks, waited_ms
-from tests.trace import D, P, Trace, causes_ms, ns, pull, push
+from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
 
 BOTH = ranks(2, 2)
 
@@ -32,18 +32,46 @@ def test_a_rank_that_never_reported_makes_the_hand_off_incomplete() -> None:
     assert answer.note.startswith("1 of 2 ranks of D reported the KV")
 
 
-def test_every_points_rank_is_the_one_that_was_waited_for() -> None:
-    """Push, two ranks: rank 0 matches and posts late but completes early, rank 1 is the last; the path is rank 1's."""
-    trace = push().shifted(41.5, 20)
+def test_a_rank_whose_read_was_not_recorded_makes_the_hand_off_incomplete() -> None:
+    """Of rank 1, the last to report, no transfer is known: rank 0's explains nothing of what it waited for."""
+    (whole,) = two_ranks().answers(BOTH)
+    (answer,) = lacking(two_ranks(), lambda e: e.process == D1 and e.stage.startswith("transfer.")).answers(BOTH)
+
+    assert (whole.verdict, answer.verdict) == ("complete", "incomplete")
+    assert answer.note.startswith("transfers of 1 of 2 ranks of D were recorded")
+    # loading since 38, reported at 64
+    assert causes_ms(answer)["unattributed"] == 26
+    assert causes_ms(answer)["report"] == 1
+    assert (answer.shares_ns["transfer"], answer.transfer_high_ns) == (0, 26 * MS)
+
+
+def test_a_rank_whose_write_was_not_recorded_makes_the_hand_off_incomplete() -> None:
+    """Push, two ranks a side: D was told of both writes, and only rank 0's was seen."""
+    trace = _second_write(push().shifted(41.5, 20))
+    trace = changed(trace, stages.NOTIFIED, lambda e: e.a == 0, t_ns=ns(52))
+    (whole,) = trace.answers(BOTH)
+    (answer,) = lacking(trace, lambda e: e.process == P1).answers(BOTH)
+
+    assert (whole.verdict, answer.verdict) == ("complete", "incomplete")
+    assert answer.note.startswith("transfers of 1 of 2 ranks of P were recorded")
+    # matched at 35, told at 62: rank 0's write, of which D was told at 52, is not in between
+    assert (causes_ms(answer)["unattributed"], answer.shares_ns["transfer"]) == (27, 0)
+
+
+def _second_write(trace: Trace) -> Trace:
+    """Add rank 1's write, 36..38: D hears of it at 62 and reports it at 64."""
     trace.at(33, stages.PREFILL_STAGED, P_LEG, 1, process=P1).at(34, stages.SENDER_PICKED, P_LEG, 1, process=P1)
     trace.at(35, stages.MATCHED, P_LEG, 1, ref=D_LEG, process=P1)
-    trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1).at(
-        36, stages.POST_STARTED, P_LEG, 3, process=P1
-    )
-    trace.at(38, stages.POST_ENDED, P_LEG, 3, 1_300_000, 20, process=P1).at(
-        63, stages.TRANSFER_DONE, P_LEG, 3, process=P1
-    )
-    trace.at(62, stages.NOTIFIED, D_LEG, 1, process=D1).at(64, stages.REPORTED, D_LEG, 1, process=D1)
+    trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1)
+    trace.at(36, stages.POST_STARTED, P_LEG, 3, process=P1)
+    trace.at(38, stages.POST_ENDED, P_LEG, 3, 1_300_000, 20, process=P1)
+    trace.at(63, stages.TRANSFER_DONE, P_LEG, 3, process=P1)
+    return trace.at(62, stages.NOTIFIED, D_LEG, 1, process=D1).at(64, stages.REPORTED, D_LEG, 1, process=D1)
+
+
+def test_every_points_rank_is_the_one_that_was_waited_for() -> None:
+    """Push, two ranks: rank 0 matches and posts late but completes early, rank 1 is the last; the path is rank 1's."""
+    trace = _second_write(push().shifted(41.5, 20))
     trace = changed(trace, stages.NOTIFIED, lambda e: e.a == 0, t_ns=ns(52))
     trace = changed(trace, stages.MATCHED, lambda e: e.a == 0, t_ns=ns(45))
     for stage, at_ms in ((stages.PREPARED, 45.5), (stages.POST_STARTED, 46), (stages.POST_ENDED, 47)):
