@@ -304,3 +304,24 @@ def test_a_request_without_a_first_token_is_one_span(path: Path) -> None:
 
     assert (row["operationName"], row["duration"], row["parentSpanID"]) == ("request (push, failed)", 0.0, "")
     assert ask(path, "request_path", request="r4") == []
+
+
+def test_ttft_shares_are_one_row_and_sum_to_one(path: Path) -> None:
+    write(path)
+
+    (row,) = ask(path, "ttft_shares")
+
+    assert (row["requests"], row["ttft_mean_ms"]) == (3, pytest.approx(400 / 3))
+    parts = [row[f"{name}_share"] for name in ("compute_run", "compute_queue", "coordination", "transfer", "unattributed")]
+    assert parts == [0.4, 0.1, pytest.approx(0.39), 0.1, 0.01]
+    assert (row["transfer_low_share"], row["transfer_high_share"]) == (28 / 400, 64 / 400)
+    assert ask(path, "ttft_shares", mode="local") == []
+
+
+def test_run_span_encloses_every_request(path: Path) -> None:
+    """The first comes at 0, the last is done 300 ms after 2,000."""
+    write(path)
+
+    (row,) = ask(path, "run_span")
+
+    assert (row["from_ms"], row["to_ms"], row["requests"]) == (START_NS // MS, START_NS // MS + 2301, 4)
