@@ -70,7 +70,8 @@ The boards name no data source: their variables choose among those of the type. 
 - Classes have the same colours everywhere in kvtrace, told apart by colour-blind eyes too:
 """
 
-_COLOURS_END = """- Links keep the time range and the variables that two boards share. A request's id leads to its waterfall.
+_COLOURS_END = """- Links keep the time range and the variables that two boards share. A request's id leads to
+  its waterfall.
 - The variable Model narrows the lists of P and D; the choice among those selects requests.
 - Panels run the queries of `queries/` with the variables bound: `kvtrace sql RUN.duckdb NAME` gives the same numbers.
 - No rows show as an empty panel.
@@ -116,7 +117,8 @@ def _metrics() -> Iterable[str]:
     yield "## Metrics"
     yield ""
     common = ", ".join(f"`{name}`" for name in COMMON)
-    yield f"Every series has the labels {common} beside its own. Engines beyond {ENGINES_MOST} share the value `{OTHER}`."
+    yield f"Every series has the labels {common} beside its own."
+    yield f"Engines beyond {ENGINES_MOST} share the value `{OTHER}`."
     yield ""
     yield "| metric | type | labels | |"
     yield "|---|---|---|---|"

@@ -56,8 +56,8 @@ scrape_configs:
       - targets: ["host.docker.internal:{METRICS_PORT}"]
 """
 
-COMPOSE = f"""{_GENERATED}# Put the DuckDB plug-in's release, unzipped, into ./plugins/{DUCKDB} and a store into ./data first:
-# README.md says how. Then: docker compose up
+COMPOSE = f"""{_GENERATED}# First put the DuckDB plug-in's release, unzipped, into ./plugins/{DUCKDB}
+# and a store into ./data: README.md says how. Then: docker compose up
 services:
   grafana:
     # The Ubuntu image: the plug-in needs glibc 2.35, which Grafana's default image (Alpine) lacks.

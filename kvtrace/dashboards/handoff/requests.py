@@ -62,7 +62,6 @@ def pace() -> list[Panel]:
                 Column("mixed_ms", "beside prompts", "ms"),
             ],
             width=14,
-            given={"limit": "20"},
         ),
         table(
             "Who made them slow",
@@ -77,7 +76,6 @@ def pace() -> list[Panel]:
                 Column("extension_ms", "in all", "ms"),
             ],
             width=10,
-            given={"limit": "20"},
         ),
     ]
 
