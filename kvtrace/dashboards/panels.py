@@ -17,6 +17,7 @@ from kvtrace.dashboards.sources import (
 from kvtrace.palette import CLASS_COLOUR, GREY, VERMILION
 
 Json = dict[str, Any]
+BARS_MOST = 60
 
 # Columns of queries that hold a class's time, and the class.
 CLASS_COLUMNS: Mapping[str, str] = {
@@ -177,7 +178,9 @@ def _series_body(columns: Sequence[Column], unit: str, *, stacked: bool) -> Json
     defaults = {"unit": unit, "min": 0, "color": {"mode": "palette-classic"}, "custom": custom}
     legend = {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["mean", "max"]}
     options = {"legend": legend, "tooltip": {"mode": "multi", "sort": "none"}}
-    return {"fieldConfig": {"defaults": defaults, "overrides": _overrides(columns)}, "options": options}
+    body: Json = {"fieldConfig": {"defaults": defaults, "overrides": _overrides(columns)}, "options": options}
+    # The least length of a row's time; bars want to be few enough to be seen.
+    return body | {"interval": "1s"} | ({"maxDataPoints": BARS_MOST} if stacked else {})
 
 
 def table(
