@@ -138,7 +138,7 @@ def _ttft() -> list[Panel]:
         prometheus_series(
             "Costliest causes",
             "see what requests wait for most",
-            {"{{cause}}": f"topk(8, {share(rate(names.CAUSE, 'cause'), 'scalar(' + requests + ')')})"},
+            {"{{cause}}": f"topk(8, {rate(names.CAUSE, 'cause')} / on () group_left () ({requests} > 0))"},
             unit="s",
             width=24,
             note="Seconds per request.",

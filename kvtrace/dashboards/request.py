@@ -61,7 +61,7 @@ def _pieces() -> list[Panel]:
                 kind,
                 Column("offset_ns", "begins after", "ns"),
                 Column("duration_ns", "took", "ns"),
-                Column("share", unit="percentunit", bar=True),
+                Column("share", unit="percentunit", colour=GREY, bar=True),
                 Column("waited_for", "waited for", width=220),
                 Column("crosses_hosts", "crosses hosts"),
             ],

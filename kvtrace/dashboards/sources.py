@@ -20,8 +20,9 @@ FORMAT_TABLE = 1
 FORMAT_TRACE = 3
 
 
-def _text(variable: str) -> str:
-    return f"nullif(CAST(${{{variable}:sqlstring}} AS VARCHAR), '')"
+def text_of(variable: str) -> str:
+    """Return SQL for what a variable holds, NULL if nothing; Grafana's format escapes `"`, which is undone."""
+    return f"""nullif(replace(CAST(${{{variable}:sqlstring}} AS VARCHAR), '\\"', '"'), '')"""
 
 
 def _number(variable: str, sql_type: str) -> str:
@@ -29,13 +30,13 @@ def _number(variable: str, sql_type: str) -> str:
 
 
 BINDINGS: Mapping[str, str] = {
-    "mode": _text("mode"),
-    "scope": _text("scope"),
-    "prefill": _text("prefill"),
-    "decode": _text("decode"),
+    "mode": text_of("mode"),
+    "scope": text_of("scope"),
+    "prefill": text_of("prefill"),
+    "decode": text_of("decode"),
     "engine": "CAST(NULL AS VARCHAR)",
     "limit": "50",
-    "request": _text("request"),
+    "request": text_of("request"),
     "attempt": _number("attempt", "INTEGER"),
     "ttft_target_ms": _number("ttft_target_ms", "DOUBLE"),
     "tpot_target_ms": _number("tpot_target_ms", "DOUBLE"),

@@ -47,7 +47,7 @@ def interpolated(text: str, situation: Situation) -> str:
         if how == "raw":
             return value
         if how == "sqlstring":
-            return "'" + value.replace("'", "''") + "'"
+            return "'" + value.replace("'", "''").replace('"', '\\"') + "'"
         raise ValueError(f"{found[0]} leaves it to the plug-in's release whether the value is quoted")
 
     return _VARIABLE.sub(put_in, text)

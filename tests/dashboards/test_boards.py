@@ -64,6 +64,20 @@ def test_every_panel_says_what_to_use_it_for(uid: str, panel: dict[str, Any]) ->
     assert f"| {panel['title']} |" in (ROOT / "dashboards" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("uid", "panel"), PANELS, ids=name_of)
+def test_no_two_columns_are_called_the_same(uid: str, panel: dict[str, Any]) -> None:
+    """Grafana's table tells columns apart by what they are called: of two alike it shows one's values twice."""
+    called = {}
+    for override in panel.get("fieldConfig", {}).get("overrides", []):
+        column = override["matcher"]["options"]
+        called[column] = next((p["value"] for p in override["properties"] if p["id"] == "displayName"), column)
+    if "rawSql" in panel["targets"][0] and panel["type"] == "table":
+        head = panel["targets"][0]["rawSql"].partition(" FROM (")[0]
+        called |= {column: called.get(column, column) for column in re.findall(r'"(\w+)"', head)}
+
+    assert len(set(called.values())) == len(called)
+
+
 def test_classes_have_the_same_colours_everywhere() -> None:
     """In every override that colours a class, by its name or by what the panel calls it."""
     found: dict[str, set[str]] = {}

@@ -194,6 +194,18 @@ def test_a_hostile_choice_selects_nothing_and_breaks_nothing(given: str, full: S
                 assert full.select(sql).values == []
 
 
+def test_an_id_with_quotes_is_found(tmp_path: Path) -> None:
+    """Grafana escapes them in its own way."""
+    name = """it's "r1" \\ and ${run}"""
+    panel = next(panel for uid, panel in PANELS if panel["title"] == "Facts")
+    path = write_full(tmp_path / "run.duckdb")
+    with Store.open(path, "write") as store:
+        store.execute("UPDATE request SET request_id = $id WHERE request_id = 'push-1'", {"id": name})
+    with Store.open(path) as store:
+        sql = interpolated(panel["targets"][0]["rawSql"], situation_of(BOARDS["kvtrace-request"], 0, 1, request=name))
+        assert [row[0] for row in store.select(sql).values] == [name]
+
+
 def test_all_and_nothing_typed_select_everything(full: Store) -> None:
     panel = next(panel for _, panel in PANELS if panel["title"] == "Slowest requests")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.dashboards.boards import Board, chosen, run_source, typed
 from kvtrace.dashboards.handoff import engines, requests, shares, waits
+from kvtrace.dashboards.sources import text_of
 
 UID = "kvtrace-handoff"
 VARIABLES = (
@@ -21,9 +22,8 @@ VARIABLES = (
             label,
             f"Only requests with this engine as {label}.",
             f"SELECT DISTINCT {name}_engine AS engine FROM request WHERE {name}_engine <> ''"  # noqa: S608 -- constants
-            " AND (nullif(CAST(${model:sqlstring} AS VARCHAR), '') IS NULL OR"
-            f" {name}_engine IN (SELECT map_extract(facts, 'engine_id')[1] FROM process"
-            " WHERE map_extract(facts, 'model')[1] = ${model:sqlstring})) ORDER BY engine",
+            f" AND ({text_of('model')} IS NULL OR {name}_engine IN (SELECT map_extract(facts, 'engine_id')[1]"
+            f" FROM process WHERE map_extract(facts, 'model')[1] = {text_of('model')})) ORDER BY engine",
         )
         for name, label in (("prefill", "P"), ("decode", "D"))
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.dashboards.panels import Column, class_mappings
-from kvtrace.palette import CLASS_COLOUR
+from kvtrace.palette import CLASS_COLOUR, GREY
 from kvtrace.stages import Class
 
 REQUEST_LINK = (
@@ -17,4 +17,4 @@ REQUESTS = Column("requests")
 PAIR = (Column("prefill_engine", "P"), Column("decode_engine", "D"))
 TTFT = (Column("ttft_p50_ms", "p50", "ms"), Column("ttft_p99_ms", "p99", "ms"))
 CLASS = Column("class", mappings=class_mappings(), width=130)
-SHARE = Column("share", unit="percentunit", bar=True)
+SHARE = Column("share", unit="percentunit", colour=GREY, bar=True)
