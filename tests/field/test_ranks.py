@@ -89,10 +89,10 @@ def _writes_to_one(process: int = P1, rank: int = 1) -> Trace:
     """Return a push with a second write to the same rank of D: both at 36..38, D hears of them at 41 and 42."""
     trace = push().at(35, stages.MATCHED, P_LEG, rank, ref=D_LEG, process=process)
     trace.at(35.5, stages.PREPARED, P_LEG, 8, 20, rank, ref=D_LEG, process=process).at(
-        36, stages.POST_STARTED, P_LEG, 8, process=P1
+        36, stages.POST_STARTED, P_LEG, 8, process=process
     )
     trace.at(38, stages.POST_ENDED, P_LEG, 8, 1_300_000, 20, process=process).at(
-        43, stages.TRANSFER_DONE, P_LEG, 8, process=P1
+        43, stages.TRANSFER_DONE, P_LEG, 8, process=process
     )
     return trace.at(41, stages.NOTIFIED, D_LEG)
 
