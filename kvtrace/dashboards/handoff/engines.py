@@ -120,7 +120,7 @@ def trouble() -> list[Panel]:
                 Column("held_block_seconds", "held on P, block s"),
                 Column("held_p50_ms", "held p50", "ms"),
                 Column("held_p99_ms", "held p99", "ms"),
-                Column("held_after_abort_block_seconds", "after aborts, block s"),
+                Column("held_after_end_block_seconds", "once over, block s"),
             ],
             width=12,
             height=6,
