@@ -101,7 +101,7 @@ def _now() -> list[Panel]:
                 "leases expired": f"sum (increase({chosen(names.EXPIRED)}[$__range]))",
             },
             unit="none",
-            bad_from=1,
+            bad=1,
         ),
         prometheus_figures(
             "Recorder lag",
@@ -109,7 +109,7 @@ def _now() -> list[Panel]:
             {"lag": f"max ({chosen(names.LAG)})"},
             unit="s",
             width=2,
-            bad_from=5,
+            bad=5,
         ),
     ]
 

@@ -44,6 +44,7 @@ class Column:
     axis: str = ""
     line: bool = False
     hidden: bool = False
+    bad_from: int = 0
 
     def override(self) -> Json | None:
         """Return the field override that draws the column so, or None if there is nothing to override."""
@@ -72,6 +73,9 @@ class Column:
             # Grafana 10 to 12 read the one, later ones the other.
             add("custom.hidden", True)
             add("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True})
+        if self.bad_from:
+            add("color", {"mode": "thresholds"})
+            add("thresholds", bad_from(self.bad_from))
         if self.axis:
             add("custom.axisPlacement", self.axis)
         if self.line:
@@ -104,6 +108,11 @@ class Panel:
             "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
             **self.body,
         }
+
+
+def bad_from(value: float) -> Json:
+    """Return thresholds that draw what reaches the value as a failure."""
+    return {"mode": "absolute", "steps": [{"color": GREY, "value": None}, {"color": VERMILION, "value": value}]}
 
 
 def class_columns(suffix: str = "_ms", unit: str = "ms", *, bar: bool = False) -> list[Column]:
@@ -232,19 +241,15 @@ def prometheus_figures(
     width: int = 6,
     height: int = 4,
     colours: Mapping[str, str] | None = None,
-    bad_from: float | None = None,
+    bad: float | None = None,
     note: str = "",
 ) -> Panel:
-    """Return figures for now: legend -> PromQL; from `bad_from` on they are drawn as failures."""
+    """Return figures for now: legend -> PromQL; from `bad` on they are drawn as failures."""
     columns = [Column(name, colour=colour) for name, colour in (colours or {}).items()]
     body = _figures_body(columns, "stat")
     body["fieldConfig"]["defaults"]["unit"] = unit
-    if bad_from is not None:
-        steps = [{"color": GREY, "value": None}, {"color": VERMILION, "value": bad_from}]
-        body["fieldConfig"]["defaults"] |= {
-            "color": {"mode": "thresholds"},
-            "thresholds": {"mode": "absolute", "steps": steps},
-        }
+    if bad is not None:
+        body["fieldConfig"]["defaults"] |= {"color": {"mode": "thresholds"}, "thresholds": bad_from(bad)}
     targets = [
         prometheus_target(at, text, legend, instant=True) for at, (legend, text) in enumerate(expressions.items())
     ]

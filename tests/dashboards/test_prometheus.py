@@ -188,7 +188,6 @@ def frames(address: str, query: dict[str, Any]) -> list[dict[str, Any]]:
         legend = re.sub(r"\{\{(\w+)\}\}", lambda m, of=series["metric"]: of.get(m[1], ""), target["legendFormat"])
         made.append(
             {
-                "name": legend,
                 "fields": [
                     {"name": "Time", "type": "time", "values": [round(at * 1000) for at, _ in points]},
                     {"name": legend, "type": "number", "values": [float(value) for _, value in points]},
