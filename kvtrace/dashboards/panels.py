@@ -48,41 +48,28 @@ class Column:
 
     def override(self) -> Json | None:
         """Return the field override that draws the column so, or None if there is nothing to override."""
-        properties: list[Json] = []
-
-        def add(identity: str, value: Any) -> None:
-            properties.append({"id": identity, "value": value})
-
-        if self.label:
-            add("displayName", self.label)
-        if self.unit:
-            add("unit", self.unit)
-        if self.colour:
-            add("color", {"mode": "fixed", "fixedColor": self.colour})
-        if self.width:
-            add("custom.width", self.width)
-        if self.bar:
-            add("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
-            add("min", 0)
-        if self.mappings:
-            add("mappings", list(self.mappings))
-            add("custom.cellOptions", {"type": "color-text"})
-        if self.link:
-            add("links", [{"title": "Open this request", "url": self.link, "targetBlank": False}])
-        if self.hidden:
+        given: list[tuple[str, Any, bool]] = [
+            ("displayName", self.label, bool(self.label)),
+            ("unit", self.unit, bool(self.unit)),
+            ("color", {"mode": "fixed", "fixedColor": self.colour}, bool(self.colour)),
+            ("color", {"mode": "thresholds"}, bool(self.bad_from)),
+            ("thresholds", bad_from(self.bad_from), bool(self.bad_from)),
+            ("custom.width", self.width, bool(self.width)),
+            ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}, self.bar),
+            ("min", 0, self.bar),
+            ("mappings", list(self.mappings), bool(self.mappings)),
+            ("custom.cellOptions", {"type": "color-text"}, bool(self.mappings)),
+            ("links", [{"title": "Open", "url": self.link, "targetBlank": False}], bool(self.link)),
             # Grafana 10 to 12 read the one, later ones the other.
-            add("custom.hidden", True)
-            add("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True})
-        if self.bad_from:
-            add("color", {"mode": "thresholds"})
-            add("thresholds", bad_from(self.bad_from))
-        if self.axis:
-            add("custom.axisPlacement", self.axis)
-        if self.line:
-            add("custom.stacking", {"mode": "none", "group": "A"})
-            add("custom.drawStyle", "line")
-            add("custom.fillOpacity", 0)
-            add("custom.lineWidth", 2)
+            ("custom.hidden", True, self.hidden),
+            ("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True}, self.hidden),
+            ("custom.axisPlacement", self.axis, bool(self.axis)),
+            ("custom.stacking", {"mode": "none", "group": "A"}, self.line),
+            ("custom.drawStyle", "line", self.line),
+            ("custom.fillOpacity", 0, self.line),
+            ("custom.lineWidth", 2, self.line),
+        ]
+        properties = [{"id": identity, "value": value} for identity, value, is_given in given if is_given]
         return {"matcher": {"id": "byName", "options": self.name}, "properties": properties} if properties else None
 
 
