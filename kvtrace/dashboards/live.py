@@ -60,7 +60,7 @@ def board() -> Board:
         {
             "Now": _now(),
             "Time to first token": _ttft(),
-            "Hand-off": _handoff(),
+            "Hand-off": [*_handoff(), *_burden()],
             "Engines": _engines(),
             "After the first token": _pace(),
             "Recorder": _recorder(),
@@ -180,6 +180,11 @@ def _handoff() -> list[Panel]:
             unit="none",
             width=8,
         ),
+    ]
+
+
+def _burden() -> list[Panel]:
+    return [
         prometheus_series(
             "Bytes moved",
             "see the load on the network",

@@ -143,6 +143,12 @@ def modes() -> list[Panel]:
             ],
             width=12,
         ),
+    ]
+
+
+def registrations() -> list[Panel]:
+    """Return the panels about D's registrations."""
+    return [
         table(
             "Push: was the registration there",
             "see how often P had to wait for D's registration",
