@@ -57,6 +57,7 @@ class Column:
             ("custom.width", self.width, bool(self.width)),
             ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}, self.bar),
             ("min", 0, self.bar),
+            ("max", 1, self.bar and self.unit == "percentunit"),
             ("mappings", list(self.mappings), bool(self.mappings)),
             ("custom.cellOptions", {"type": "color-text"}, bool(self.mappings)),
             ("links", [{"title": "Open", "url": self.link, "targetBlank": False}], bool(self.link)),
@@ -196,6 +197,8 @@ def table(
         "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True, "inspect": False},
         "color": {"mode": "thresholds"},
         "thresholds": {"mode": "absolute", "steps": [{"color": "text", "value": None}]},
+        # A bar is measured by its own column's greatest value, not by that of the whole table.
+        "fieldMinMax": True,
     }
     options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
     body = {"fieldConfig": {"defaults": defaults, "overrides": _overrides(columns)}, "options": options}
