@@ -312,9 +312,8 @@ def test_ttft_shares_are_one_row_and_sum_to_one(path: Path) -> None:
     (row,) = ask(path, "ttft_shares")
 
     assert (row["requests"], row["ttft_mean_ms"]) == (3, pytest.approx(400 / 3))
-    parts = [
-        row[f"{name}_share"] for name in ("compute_run", "compute_queue", "coordination", "transfer", "unattributed")
-    ]
+    classes = ("compute_run", "compute_queue", "coordination", "transfer", "unattributed")
+    parts = [row[f"{name}_share"] for name in classes]
     assert parts == [0.4, 0.1, pytest.approx(0.39), 0.1, 0.01]
     assert (row["transfer_low_share"], row["transfer_high_share"]) == (28 / 400, 64 / 400)
     assert ask(path, "ttft_shares", mode="local") == []

@@ -60,7 +60,7 @@ def board() -> Board:
         {
             "Now": _now(),
             "Time to first token": _ttft(),
-            "Hand-off": _handoff(),
+            "Hand-off": [*_handoff(), *_burden()],
             "Engines": _engines(),
             "After the first token": _pace(),
             "Recorder": _recorder(),
@@ -101,7 +101,7 @@ def _now() -> list[Panel]:
                 "leases expired": f"sum (increase({chosen(names.EXPIRED)}[$__range]))",
             },
             unit="none",
-            bad_from=1,
+            bad=1,
         ),
         prometheus_figures(
             "Recorder lag",
@@ -109,7 +109,7 @@ def _now() -> list[Panel]:
             {"lag": f"max ({chosen(names.LAG)})"},
             unit="s",
             width=2,
-            bad_from=5,
+            bad=5,
         ),
     ]
 
@@ -180,6 +180,11 @@ def _handoff() -> list[Panel]:
             unit="none",
             width=8,
         ),
+    ]
+
+
+def _burden() -> list[Panel]:
+    return [
         prometheus_series(
             "Bytes moved",
             "see the load on the network",

@@ -44,41 +44,33 @@ class Column:
     axis: str = ""
     line: bool = False
     hidden: bool = False
+    bad_from: int = 0
 
     def override(self) -> Json | None:
         """Return the field override that draws the column so, or None if there is nothing to override."""
-        properties: list[Json] = []
-
-        def add(identity: str, value: Any) -> None:
-            properties.append({"id": identity, "value": value})
-
-        if self.label:
-            add("displayName", self.label)
-        if self.unit:
-            add("unit", self.unit)
-        if self.colour:
-            add("color", {"mode": "fixed", "fixedColor": self.colour})
-        if self.width:
-            add("custom.width", self.width)
-        if self.bar:
-            add("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
-            add("min", 0)
-        if self.mappings:
-            add("mappings", list(self.mappings))
-            add("custom.cellOptions", {"type": "color-text"})
-        if self.link:
-            add("links", [{"title": "Open this request", "url": self.link, "targetBlank": False}])
-        if self.hidden:
+        given: list[tuple[str, Any, bool]] = [
+            ("displayName", self.label, bool(self.label)),
+            ("unit", self.unit, bool(self.unit)),
+            ("color", {"mode": "fixed", "fixedColor": self.colour}, bool(self.colour)),
+            ("color", {"mode": "thresholds"}, bool(self.bad_from)),
+            ("thresholds", bad_from(self.bad_from), bool(self.bad_from)),
+            ("custom.width", self.width, bool(self.width)),
+            ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}, self.bar),
+            ("min", 0, self.bar),
+            ("max", 1, self.bar and self.unit == "percentunit"),
+            ("mappings", list(self.mappings), bool(self.mappings)),
+            ("custom.cellOptions", {"type": "color-text"}, bool(self.mappings)),
+            ("links", [{"title": "Open", "url": self.link, "targetBlank": False}], bool(self.link)),
             # Grafana 10 to 12 read the one, later ones the other.
-            add("custom.hidden", True)
-            add("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True})
-        if self.axis:
-            add("custom.axisPlacement", self.axis)
-        if self.line:
-            add("custom.stacking", {"mode": "none", "group": "A"})
-            add("custom.drawStyle", "line")
-            add("custom.fillOpacity", 0)
-            add("custom.lineWidth", 2)
+            ("custom.hidden", True, self.hidden),
+            ("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True}, self.hidden),
+            ("custom.axisPlacement", self.axis, bool(self.axis)),
+            ("custom.stacking", {"mode": "none", "group": "A"}, self.line),
+            ("custom.drawStyle", "line", self.line),
+            ("custom.fillOpacity", 0, self.line),
+            ("custom.lineWidth", 2, self.line),
+        ]
+        properties = [{"id": identity, "value": value} for identity, value, is_given in given if is_given]
         return {"matcher": {"id": "byName", "options": self.name}, "properties": properties} if properties else None
 
 
@@ -104,6 +96,11 @@ class Panel:
             "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
             **self.body,
         }
+
+
+def bad_from(value: float) -> Json:
+    """Return thresholds that draw what reaches the value as a failure."""
+    return {"mode": "absolute", "steps": [{"color": GREY, "value": None}, {"color": VERMILION, "value": value}]}
 
 
 def class_columns(suffix: str = "_ms", unit: str = "ms", *, bar: bool = False) -> list[Column]:
@@ -200,6 +197,8 @@ def table(
         "custom": {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": True, "inspect": False},
         "color": {"mode": "thresholds"},
         "thresholds": {"mode": "absolute", "steps": [{"color": "text", "value": None}]},
+        # A bar is measured by its own column's greatest value, not by that of the whole table.
+        "fieldMinMax": True,
     }
     options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "fields": ""}}
     body = {"fieldConfig": {"defaults": defaults, "overrides": _overrides(columns)}, "options": options}
@@ -232,19 +231,15 @@ def prometheus_figures(
     width: int = 6,
     height: int = 4,
     colours: Mapping[str, str] | None = None,
-    bad_from: float | None = None,
+    bad: float | None = None,
     note: str = "",
 ) -> Panel:
-    """Return figures for now: legend -> PromQL; from `bad_from` on they are drawn as failures."""
+    """Return figures for now: legend -> PromQL; from `bad` on they are drawn as failures."""
     columns = [Column(name, colour=colour) for name, colour in (colours or {}).items()]
     body = _figures_body(columns, "stat")
     body["fieldConfig"]["defaults"]["unit"] = unit
-    if bad_from is not None:
-        steps = [{"color": GREY, "value": None}, {"color": VERMILION, "value": bad_from}]
-        body["fieldConfig"]["defaults"] |= {
-            "color": {"mode": "thresholds"},
-            "thresholds": {"mode": "absolute", "steps": steps},
-        }
+    if bad is not None:
+        body["fieldConfig"]["defaults"] |= {"color": {"mode": "thresholds"}, "thresholds": bad_from(bad)}
     targets = [
         prometheus_target(at, text, legend, instant=True) for at, (legend, text) in enumerate(expressions.items())
     ]

@@ -78,6 +78,17 @@ def test_no_two_columns_are_called_the_same(uid: str, panel: dict[str, Any]) -> 
     assert len(set(called.values())) == len(called)
 
 
+def test_a_bar_is_a_part_of_something() -> None:
+    """A share's bar is full at 1, another's at the greatest value of its own column."""
+    for _, panel in PANELS:
+        for override in panel.get("fieldConfig", {}).get("overrides", []):
+            values = {p["id"]: p["value"] for p in override["properties"]}
+            if values.get("custom.cellOptions", {}).get("type") == "gauge":
+                assert values["min"] == 0
+                assert values.get("max") == (1 if values.get("unit") == "percentunit" else None)
+                assert panel["fieldConfig"]["defaults"]["fieldMinMax"]
+
+
 def test_classes_have_the_same_colours_everywhere() -> None:
     """In every override that colours a class, by its name or by what the panel calls it."""
     found: dict[str, set[str]] = {}

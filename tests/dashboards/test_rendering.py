@@ -22,6 +22,7 @@ from tests.dashboards.endpoint import Answer, Shown, answer_from, opened, served
 from tests.dashboards.stores import FROM_MS, TO_MS, write_empty, write_full
 
 WIDTH = 1600
+TOP_HEIGHT = 1090
 DRAWN_SECONDS = 60
 BOARDS = {board.uid: board.to_json() for board in files.boards()}
 PICTURES = tools.ROOT / ".dashboards" / "pictures"
@@ -57,13 +58,14 @@ class Drawing:
 def draw(shown: Shown, answer: Answer, picture: Path, expected: int) -> Drawing:
     """Draw a board until `expected` panels have their data, and take its picture."""
     with served(tools.page(), shown, answer) as address:
-        drawing, image = asyncio.run(_drawn(tools.chromium(), address, expected))
+        drawing, whole, top = asyncio.run(_drawn(tools.chromium(), address, expected))
     picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(image)
+    picture.write_bytes(whole)
+    picture.with_name(f"{picture.stem}-top.png").write_bytes(top)
     return drawing
 
 
-async def _drawn(chromium: str, address: str, expected: int) -> tuple[Drawing, bytes]:
+async def _drawn(chromium: str, address: str, expected: int) -> tuple[Drawing, bytes, bytes]:
     async with browser.tab(chromium, address, WIDTH, 1000) as tab:
         assert await tab.until("window.boardHeight > 0", DRAWN_SECONDS), await tab.value("window.failures")
         height = await tab.value("window.boardHeight")
@@ -77,19 +79,23 @@ async def _drawn(chromium: str, address: str, expected: int) -> tuple[Drawing, b
         )
         labels = await tab.value("[...document.querySelectorAll('label')].map((label) => label.innerText)")
         drawn, failures, asked = [await tab.value(f"window.{name}") for name in ("drawn", "failures", "asked")]
-        return Drawing(drawn, texts, failures, asked, labels), await tab.picture(WIDTH, height)
+        drawing = Drawing(drawn, texts, failures, asked, labels)
+        return drawing, await tab.picture(WIDTH, height), await tab.picture(WIDTH, TOP_HEIGHT)
 
 
 def panels_of(uid: str) -> list[dict[str, Any]]:
     return [panel for panel in BOARDS[uid]["panels"] if panel["type"] != "row"]
 
 
-@pytest.fixture(scope="module")
-def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the store to draw: the recording that KVTRACE_RECORDING names, else a small one made up."""
-    if recording := os.environ.get("KVTRACE_RECORDING"):
-        return Path(recording)
-    return write_full(tmp_path_factory.mktemp("full") / "run.duckdb")
+@pytest.fixture(scope="module", params=["made up", "recorded"])
+def store_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the store to draw: a small one made up, then what `make dashboards-test` recorded in a lab."""
+    if request.param == "made up":
+        return write_full(tmp_path_factory.mktemp("full") / "run.duckdb")
+    recording = Path(os.environ.get("KVTRACE_RECORDING", tools.HOME / "recording.duckdb"))
+    if not recording.exists():
+        pytest.skip("make dashboards-test records a lab")
+    return recording
 
 
 def span_of(store: Store) -> tuple[int, int]:

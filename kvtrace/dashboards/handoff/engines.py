@@ -75,7 +75,7 @@ def engines() -> list[Panel]:
 
 
 def trouble() -> list[Panel]:
-    """Return the panels about blocks, leases and failures."""
+    """Return the panels about how requests ended and what failed."""
     verdicts = {
         "complete": GREY,
         "no_handoff": QUEUE,
@@ -108,6 +108,12 @@ def trouble() -> list[Panel]:
             ],
             width=12,
         ),
+    ]
+
+
+def blocks() -> list[Panel]:
+    """Return the panels about blocks and leases."""
+    return [
         table(
             "Blocks that hand-offs keep occupied",
             "weigh what preparing early costs in memory",

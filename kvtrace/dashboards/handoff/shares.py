@@ -13,7 +13,7 @@ from kvtrace.dashboards.handoff.columns import (
     TTFT,
 )
 from kvtrace.dashboards.panels import Column, Panel, class_columns, figures, table, time_series
-from kvtrace.palette import GREY, VERMILION, YELLOW
+from kvtrace.palette import GREY, YELLOW
 
 RANGE_LINK = (
     "/d/kvtrace-handoff/kvtrace-hand-off?${run:queryparam}&from=${__data.fields.from_ms}&to=${__data.fields.to_ms}"
@@ -43,8 +43,8 @@ def run() -> list[Panel]:
             "recorder",
             [
                 Column("events", colour=GREY),
-                Column("lost_records", "lost records", colour=VERMILION),
-                Column("silenced", "silenced processes", colour=VERMILION),
+                Column("lost_records", "lost records", bad_from=1),
+                Column("silenced", "silenced processes", bad_from=1),
                 Column("lag_ms", "lag", "ms", GREY),
             ],
             width=14,
@@ -92,14 +92,14 @@ def ttft() -> list[Panel]:
                 *TTFT,
                 Column("us_per_token", "per prompt token", "µs"),
             ],
-            height=7,
+            height=5,
         ),
         table(
             "By pair of engines",
             "find the pair whose hand-off is slower than the others'",
             "ttft_by_pair",
             [*PAIR, MODE, REQUESTS, *class_columns(bar=True), *TTFT],
-            height=7,
+            height=5,
         ),
     ]
 
@@ -143,6 +143,12 @@ def modes() -> list[Panel]:
             ],
             width=12,
         ),
+    ]
+
+
+def registrations() -> list[Panel]:
+    """Return the panels about D's registrations."""
+    return [
         table(
             "Push: was the registration there",
             "see how often P had to wait for D's registration",

@@ -35,6 +35,12 @@ def causes() -> list[Panel]:
             height=11,
             note="A remedy is a supposition, and none holds while more is offered than served.",
         ),
+    ]
+
+
+def unseen() -> list[Panel]:
+    """Return the panels about noticing what has arrived, and what is hidden beside the path."""
+    return [
         table(
             "Noticing what has arrived",
             "tell whether D's steps quantise the hand-off: waits of about half a step say so",
@@ -106,6 +112,12 @@ def transfers() -> list[Panel]:
             ],
             height=6,
         ),
+    ]
+
+
+def by_engine() -> list[Panel]:
+    """Return the panels that compare the engines that drive transfers."""
+    return [
         table(
             "Transfers by the engine that drives them",
             "see failures, and how closely polls tell when the wire ended",
@@ -144,6 +156,12 @@ def transfers() -> list[Panel]:
             ],
             height=6,
         ),
+    ]
+
+
+def peers() -> list[Panel]:
+    """Return the panels about ranks and handshakes."""
+    return [
         table(
             "By rank",
             "find the rank that all others wait for",
