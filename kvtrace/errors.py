@@ -43,6 +43,10 @@ class SourceError(KvtraceError):
     """A file to import is not of its format, is cut short, or says what cannot be."""
 
 
+class ExportError(KvtraceError):
+    """An export cannot be written, sent, or made without a package that is missing."""
+
+
 def is_text(text: str) -> bool:
     """Return whether it is text: the system's names and arguments may hold bytes that are no UTF-8."""
     try:

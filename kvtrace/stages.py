@@ -191,6 +191,8 @@ ROUTER_DONE = _stage(17, "router.done", Where.ROUTER, "The answer has left whole
 ROUTER_FAILED = _stage(18, "router.failed", Where.ROUTER, "The request failed.", Field("a", "status", "", "HTTP status sent to the client."), Field("ref", "reason", "", "What failed."))
 ROUTER_CANCELLED = _stage(19, "router.cancelled", Where.ROUTER, "The client went away and both legs were cancelled.")
 
+ROUTER_TRACED = _stage(20, "router.traced", Where.ROUTER, "The request's place in a trace: its client's, or one that begins here.", Field("a", "trace_high", "", "Upper half of the trace id."), Field("b", "trace_low", "", "Lower half of the trace id."), Field("c", "parent_span", "", "The client's span id, 0 if it sent none."), Field("d", "own_span", "", "The span id that the legs were sent, 0 if they were sent the client's."), Field("ref", "flags", "", "W3C trace flags, two hexadecimal digits."))
+
 _STATUS = Field("a", "status", "", "HTTP status.")
 PREFILL_HTTP_RECEIVED = _stage(30, "prefill.http_received", Where.PREFILL, "P's HTTP server has the request's head.")
 PREFILL_HTTP_RESPONDED = _stage(31, "prefill.http_responded", Where.PREFILL, "P's HTTP server sends the reply's body.", _STATUS)

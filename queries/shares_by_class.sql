@@ -1,6 +1,11 @@
 -- Where the time to first token went, per class.
 --
--- $mode  VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $mode     VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $scope    VARCHAR  Only this scope: client, router or engine; all of them if not given.
+-- $prefill  VARCHAR  Only requests whose P is this engine; all of them if not given.
+-- $decode   VARCHAR  Only requests whose D is this engine; all of them if not given.
+-- $from_ns  BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns    BIGINT   Only what began before this time, unix ns; up to the last if not given.
 --
 -- mode      VARCHAR  How the KV was handed over.
 -- scope     VARCHAR  Where the first token was seen; scopes do not compare.
@@ -12,7 +17,10 @@
 -- p90_ms    DOUBLE   90th percentile per request, ms.
 -- p99_ms    DOUBLE   99th percentile per request, ms.
 WITH answered AS (
-  SELECT * FROM request WHERE ttft_ns IS NOT NULL AND ($mode IS NULL OR mode = $mode)
+  SELECT * FROM request
+  WHERE ttft_ns IS NOT NULL AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode) AND ($scope IS NULL OR scope = $scope)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 ), share_of AS (
   SELECT mode, scope, 1 AS position, 'compute.run' AS class, compute_run_ns AS share_ns, ttft_ns FROM answered
   UNION ALL SELECT mode, scope, 2, 'compute.queue', compute_queue_ns, ttft_ns FROM answered

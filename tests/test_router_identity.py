@@ -103,6 +103,53 @@ async def test_trace_context_is_started_where_there_is_no_valid_one(stamps: Stam
     assert [seen.headers["traceparent"] for seen in decode.seen] == [first, second]
 
 
+def spans(traceparent: str) -> tuple[int, int]:
+    """Return the trace and span ids of a traceparent."""
+    _, trace_id, span_id, _ = traceparent.split("-")
+    return int(trace_id, 16), int(span_id, 16)
+
+
+def traced(stamps: Stamps) -> list[tuple[int, int, int, str]]:
+    """Return trace id, client's span, router's own span and flags of each `router.traced`."""
+    mask = (1 << 64) - 1
+    return [((s.a & mask) << 64 | s.b & mask, s.c & mask, s.d & mask, s.ref) for s in stamps.named("traced")]
+
+
+async def test_the_place_in_a_trace_is_recorded(stamps: Stamps) -> None:
+    """The client's span where it sent one, else the router's own, which the legs are sent as their parent."""
+    prefill, decode = EngineDouble("p0"), EngineDouble("d0")
+
+    async with routing(Mode.PUSH, [prefill], [decode]) as url:
+        await send(url, traceparent=TRACE)
+        await send(url)
+
+    first, second = traced(stamps)
+    assert first == (*spans(TRACE), 0, TRACE[-2:])
+    assert second == (
+        spans(decode.seen[1].headers["traceparent"])[0],
+        0,
+        spans(prefill.seen[1].headers["traceparent"])[1],
+        "01",
+    )
+
+
+async def test_where_spans_are_exported_the_legs_hang_below_the_routers(
+    stamps: Stamps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVTRACE_SPANS", "1")
+    prefill, decode = EngineDouble("p0"), EngineDouble("d0")
+
+    async with routing(Mode.PUSH, [prefill], [decode]) as url:
+        await send(url, traceparent=TRACE, tracestate="vendor=1")
+
+    ((trace_id, parent, own, flags),) = traced(stamps)
+    assert (trace_id, parent, flags) == (*spans(TRACE), TRACE[-2:])
+    assert own not in (0, parent)
+    for engine in (prefill, decode):
+        assert spans(engine.seen[0].headers["traceparent"]) == (trace_id, own)
+        assert engine.seen[0].headers["tracestate"] == "vendor=1"
+
+
 async def test_end_to_end_headers_travel_and_hop_by_hop_ones_do_not(stamps: Stamps) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0")
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvtrace.cli import watching
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import say, write
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
+    from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
 
 _SPOOL_PREFIX = "kvtrace-spool-"
@@ -85,6 +87,9 @@ def command(
     seed: Annotated[int | None, typer.Option(help="With --lab: seed of prompts and arrivals.")] = None,
     prefill: Annotated[int | None, typer.Option(help="With --lab: prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="With --lab: decode engines.")] = None,
+    metrics: watching.Metrics = None,
+    otlp: watching.Otlp = None,
+    otlp_share: watching.OtlpShare = None,
 ) -> int:
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
@@ -96,11 +101,12 @@ def command(
     if argv and (code := _check_command(argv)):
         return code
     _check_writable(target)
-    if lab:
-        return _record_lab(target, engines, workload, force=force)
-    if spool:
-        return _record_spools(target, spool, force=force, once=once)
-    return _record_command(target, argv, force=force)
+    with watching.Watch(target, metrics, otlp, otlp_share) as watch:
+        if lab:
+            return _record_lab(target, engines, workload, watch, force=force)
+        if spool:
+            return _record_spools(target, spool, watch, force=force, once=once)
+        return _record_command(target, argv, watch, force=force)
 
 
 # Before anything is started --------------------------------------------------------------------------------
@@ -159,20 +165,20 @@ def _check_writable(output: Path) -> None:
 # The three sources -----------------------------------------------------------------------------------------
 
 
-def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
+def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
     # A command may name files in bytes that are no text; a store holds text.
     line = shlex.join(argv).encode(errors="backslashreplace").decode()
-    with _recording(output, [_make_spool()], {"command": line}, force=force) as recorder:
+    with _recording(output, [_make_spool()], {"command": line}, watch, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ)
         for note in made.notes:
             say(note)
         return child.run(made.argv, made.environment)
 
 
-def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool) -> int:
+def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, *, force: bool) -> int:
     """Bring a lab up, drive load through it, take it down; return 1 if a request failed, 128 + n after a signal."""
     from kvtrace.lab import stack, workload
     from kvtrace.store import discard
@@ -183,7 +189,10 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool
     folder = _make_spool()
     recorder: Recorder | None = None
     try:
-        with _recording(output, [folder], facts, force=force) as recorder, _stop_signals(_raise_interrupt) as seen:
+        with (
+            _recording(output, [folder], facts, watch, force=force) as recorder,
+            _stop_signals(_raise_interrupt) as seen,
+        ):
             try:
                 with stack.Lab(engines.mode, spool=folder, **sizes) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
@@ -199,7 +208,7 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool
         raise
 
 
-def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool) -> int:
+def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
     """Follow folders until interrupted, or take in what is there."""
     for folder in folders:
         try:
@@ -209,7 +218,7 @@ def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
     delete = not once or all(_is_private(folder) for folder in folders)
     ended = threading.Event()
-    with _recording(output, folders, {}, force=force, delete_consumed=delete) as recorder:
+    with _recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
         if once:
             return 0
         with _stop_signals(lambda *_: ended.set()):
@@ -226,13 +235,24 @@ def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool
 
 @contextmanager
 def _recording(
-    output: Path, spools: list[Path], facts: Mapping[str, str], *, force: bool, delete_consumed: bool = True
+    output: Path,
+    spools: list[Path],
+    facts: Mapping[str, str],
+    watch: Watch,
+    *,
+    force: bool,
+    delete_consumed: bool = True,
 ) -> Iterator[Recorder]:
     """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
     from kvtrace.collect import Recorder
 
     recorder = Recorder(
-        output, spools, {"host": platform.node(), **facts}, delete_consumed=delete_consumed, force=force
+        output,
+        spools,
+        {"host": platform.node(), **facts},
+        delete_consumed=delete_consumed,
+        force=force,
+        observers=watch.observers(spools),
     )
     try:
         with recorder:
@@ -246,6 +266,8 @@ def _recording(
             resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
             say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
     _report(recorder)
+    for message in watch.report():
+        say(message)
 
 
 def _report(recorder: Recorder) -> None:

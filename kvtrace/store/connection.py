@@ -42,11 +42,14 @@ class Store:
         self._descriptor = descriptor
 
     @classmethod
-    def open(cls, path: str | Path, mode: Mode = "read") -> Store:
-        """Return the store at `path`: "read" opens what is there, "write" makes it first if it is missing."""
+    def open(cls, path: str | Path, mode: Mode = "read", *, memory_bytes: int | None = None) -> Store:
+        """Return the store at `path`: "read" opens what is there, "write" makes it first if it is missing.
+
+        `memory_bytes` bounds what a reader keeps of the store in memory.
+        """
         path = Path(path)
         if mode == "read":
-            return cls(path, opening.connect_to_read(path), None)
+            return cls(path, opening.connect_to_read(path, memory_bytes=memory_bytes), None)
         connection = opening.connect_to_write(path)
         # DuckDB's POSIX lock is lost as soon as *any* descriptor of the file is closed in this process: the file is
         # read through this one only, which stays open as long as the connection.

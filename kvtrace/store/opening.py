@@ -26,12 +26,25 @@ _CONFINED = {
 }
 
 
-def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a connection that can read the store at `path` and can do nothing else."""
+def connect_to_read(
+    path: Path, *, memory_bytes: int | None = None, may_write_to: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection that can read the store at `path` and can do nothing else, but write files to one folder.
+
+    `memory_bytes` bounds what DuckDB keeps of the store in memory.
+    """
     _check_file(path)
+    config: dict[str, str | bool | int | float | list[str]] = dict(_CONFINED)
+    if memory_bytes is not None:
+        config["memory_limit"] = f"{memory_bytes}B"
+    if may_write_to is not None:
+        del config["enable_external_access"]  # switched off below, once the folder is known
     with opened_plainly(path):
-        connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
+        connection = duckdb.connect(str(path), read_only=True, config=config)
     try:
+        if may_write_to is not None:
+            connection.execute(f"SET allowed_directories = [{schema.text(str(may_write_to))}]")
+            connection.execute("SET enable_external_access = false")
         _check_schema(path, connection)
         _keep_quiet(connection)
         connection.execute("SET TimeZone = 'UTC'")
