@@ -215,6 +215,7 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "descriptors": sum(transfer.descriptors for transfer in request.transfers),
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
+        **_integrity(answer),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
         "idle_ns": answer.idle_ns,
         "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
@@ -233,6 +234,14 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
     }
     row.update(shown if has_token else dict.fromkeys(shown))
     return row
+
+
+def _integrity(answer: Attribution) -> dict[str, int | None]:
+    found = answer.integrity
+    if found is None:
+        return dict.fromkeys(("checked_blocks", "corrupt_blocks", "unchecked_blocks"))
+    corrupt = len(found.corrupt)
+    return {"checked_blocks": found.checked, "corrupt_blocks": corrupt, "unchecked_blocks": found.unchecked}
 
 
 def _segment_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import critical_path, evidence, pace, remarks, stages, verdict
+from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, verdict
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
@@ -43,8 +43,10 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
     low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
-    named, reason = verdict.verdict(request, graph, around, has_token=end is not None)
+    checked = integrity.integrity(request, around.processes)
+    named, reason = verdict.verdict(request, graph, around, checked, has_token=end is not None)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
+    said += remarks.of_integrity(request, checked, named)
     scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)
     return Attribution(
@@ -66,6 +68,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
+        integrity=checked,
     )
 
 
@@ -214,7 +217,7 @@ def _end_ns(request: Request, scope: str) -> int:
         events = request.events.get(stage.name)
         if events:
             return events[-1].t_ns
-    return max((event.t_ns for events in request.events.values() for event in events), default=0)
+    return max((e.t_ns for name, es in request.events.items() if name not in integrity.STAGES for e in es), default=0)
 
 
 _CLIENT_ENDS = (stages.CLIENT_DONE, stages.CLIENT_FAILED)

@@ -200,11 +200,25 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Integrity(NamedTuple):
+    """What checksums say of the blocks handed over: how many were compared, which differ, how many were not.
+
+    A block that differs is (rank, the block's number on the side that does not drive the transfer); `why` are the
+    reasons for those that were not compared.
+    """
+
+    checked: int = 0
+    corrupt: tuple[tuple[int, int], ...] = ()
+    unchecked: int = 0
+    why: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
 
-    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
+    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown;
+    `integrity` is None where no checksums were to be taken.
     """
 
     request: Request
@@ -225,6 +239,7 @@ class Attribution:
     blocks: Blocks = field(default_factory=Blocks)
     pace: Pace | None = None
     idle_ns: int | None = None
+    integrity: Integrity | None = None
 
     @property
     def ttft_ns(self) -> int | None:

@@ -213,6 +213,18 @@ def bad_ends(group: Group) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def corruption(group: Group) -> Iterator[Finding]:
+    """Report hand-offs of which checksums say that D went on from other KV: one is too many."""
+    seen = group.verdicts.get("corrupt")
+    if seen is not None and seen.requests:
+        yield _finding(
+            "corrupt",
+            f"In {seen.requests:,} requests ({_of(group)}) D went on from other KV than P had computed, by the "
+            "checksums of both: their output is wrong or suspect.",
+            Grade.MEASURED, stages.UNKNOWN, seen.total_ns, "integrity", seen.examples,
+        )  # fmt: skip
+
+
 def unexplained(group: Group) -> Iterator[Finding]:
     """Report much time without explanation: the rest must not be read as if it were all."""
     seen = group.causes.get(stages.UNKNOWN.name)
@@ -307,7 +319,7 @@ def losses(facts: Facts) -> Iterator[Finding]:
 
 GROUP_CHECKS: tuple[Callable[[Group], Iterator[Finding]], ...] = (
     registration_late, router_waits, detection, posting, capacity, waits, first_contact, first_token_again, bad_ends,
-    unexplained, pacing,
+    corruption, unexplained, pacing,
 )  # fmt: skip
 RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stragglers, held_blocks, retries, losses)
 
@@ -318,7 +330,7 @@ def findings(facts: Facts) -> list[Finding]:
     Where less was served than offered, every wait is a queue's: no other finding about waiting is then given.
     """
     found = [finding for check in RUN_CHECKS for finding in check(facts)]
-    checks = (bad_ends, unexplained) if facts.saturated else GROUP_CHECKS
+    checks = (bad_ends, corruption, unexplained) if facts.saturated else GROUP_CHECKS
     found += [finding for group in facts.groups for check in checks for finding in check(group)]
     return sorted(found, key=lambda finding: (-finding.stake_ns, finding.name))
 

@@ -52,9 +52,12 @@ class Answer:
 
 
 class Deployment:
-    """One lab with its delays. `send` sends one request; `answers` records everything sent so far."""
+    """One lab with its delays. `send` sends one request; `answers` records everything sent so far.
 
-    def __init__(self, mode: str, folder: Path) -> None:
+    Further options are those of the lab.
+    """
+
+    def __init__(self, mode: str, folder: Path, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.mode = mode
         self.faults = Faults(folder / "faults")
@@ -65,7 +68,8 @@ class Deployment:
         self._numbers: dict[str, int] = defaultdict(int)
         self.held_ms: dict[str, list[float]] = defaultdict(list)
         """By kind, how long its requests that met all their delays were held up, all delays together."""
-        self.lab = Lab(mode, spool=self.spool, environment=self.faults.environment, quiet=True)
+        environment = self.faults.environment
+        self.lab = Lab(mode, spool=self.spool, environment=environment, quiet=True, **options)
 
     def __enter__(self) -> Self:
         self.lab.start()

@@ -85,6 +85,12 @@ def _says_done(args: Sequence[Any], result: Any) -> bool:
     return bool(result == "DONE")
 
 
+def _says_done_on_rank_1(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a poll on the second of an engine's ranks says that the transfer is done."""
+    ranks = sys.modules.get("vllm.distributed.parallel_state")
+    return bool(result == "DONE") and ranks is not None and ranks.get_tensor_model_parallel_rank() == 1
+
+
 def _wakes_for_blocks(args: Sequence[Any], result: Any) -> bool:
     """Return whether P's sender thread wakes with blocks to send."""
     if threading.current_thread().name != _WRITER:
@@ -125,6 +131,7 @@ POINTS = (
     Point("nixl.prepares", _NIXL_API, "nixl_agent.make_prepped_xfer"),
     Point("nixl.posts", _NIXL_API, "nixl_agent.transfer"),
     Point("nixl.sees_done", _NIXL_API, "nixl_agent.check_xfer_state", after=True, applies=_says_done),
+    Point("nixl.sees_done_on_rank_1", _NIXL_API, "nixl_agent.check_xfer_state", after=True, applies=_says_done_on_rank_1),
     Point("nixl.reads_completion", _NIXL_API, "nixl_agent.get_new_notifs", after=True, applies=_completes),
     Point("nixl.sends_registration", _NIXL_API, "nixl_agent.send_notif", applies=_registers),
     Point("push.sends_registration", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._do_send_reg_notif"),
