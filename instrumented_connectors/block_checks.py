@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors import privates
@@ -203,7 +204,7 @@ class BlockChecks:
             hold.obstacle = hold.obstacle or _LAYOUT
         hold.indices = (local_indices, remote_indices)
         if not self._pulls:
-            self._later(request_id, hold, lambda *job: self._tell_written(*job, remote_request))
+            self._later(request_id, hold, partial(self._tell_written, remote_request=remote_request))
 
     # The thread ----------------------------------------------------------------------------------
 

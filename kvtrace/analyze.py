@@ -215,6 +215,8 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "descriptors": sum(transfer.descriptors for transfer in request.transfers),
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
+        "straggler_rank": answer.straggler.rank if answer.straggler else None,
+        "straggler_ns": answer.straggler.waited_ns if answer.straggler else None,
         **_integrity(answer),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
         "idle_ns": answer.idle_ns,

@@ -69,6 +69,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
         integrity=checked,
+        straggler=graph.straggler,
     )
 
 

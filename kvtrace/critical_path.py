@@ -165,7 +165,7 @@ def _divide(
         return _divide_join(edge, start_ns, end_ns, graph)
     waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
     if graph.last_rank and edge.after.name in _RANKED:
-        waited_for = graph.last_rank
+        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
     return _after_lost(whole, request) if edge.before.name in _SENT else [whole]
 

@@ -26,6 +26,7 @@ class Timeline:
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
+        self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
@@ -80,10 +81,11 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             handshakes[process.engine].append(event)
         elif event.stage in occupancy.STAGES:
             holding[process.engine][event.request].append(event)
+    several = {process.engine for process in processes.values() if process.tp_size > 1}
     engines = set(raw) | set(senders) | set(handshakes) | set(holding)
     return {
         engine: Timeline(
-            [_step(number, found) for number, found in raw[engine].items() if found],
+            [_step(number, found, several=engine in several) for number, found in raw[engine].items() if found],
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
@@ -92,7 +94,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
     }
 
 
-def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
+def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> Step:
     def last(stage: stages.Stage) -> int:
         return max((event.t_ns for event in found.get(stage.name, ())), default=0)
 
@@ -112,6 +114,7 @@ def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
         before_forward_ns=slowest.d if slowest is not None else 0,
         tokens=scheduled[0].b if scheduled else 0,
         requests=scheduled[0].c if scheduled else 0,
+        ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
     )
 
 

@@ -46,7 +46,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's."""
+    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
+
+    `ranks` are (when it was through with the step, rank), in that order, of an engine that has several.
+    """
 
     step: int
     scheduled_ns: int
@@ -58,6 +61,7 @@ class Step:
     before_forward_ns: int
     tokens: int
     requests: int
+    ranks: tuple[tuple[int, int], ...] = ()
 
 
 class Handshake(NamedTuple):
@@ -200,6 +204,14 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Straggler(NamedTuple):
+    """The rank of D that kept the others waiting, for how long in ns, and which rank reported the KV last."""
+
+    rank: int
+    waited_ns: int
+    last: int
+
+
 class Integrity(NamedTuple):
     """What checksums say of the blocks handed over: how many were compared, which differ, how many were not.
 
@@ -218,7 +230,7 @@ class Attribution:
     """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
 
     `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown;
-    `integrity` is None where no checksums were to be taken.
+    `integrity` is None where no checksums were to be taken, `straggler` where D has one rank.
     """
 
     request: Request
@@ -240,6 +252,7 @@ class Attribution:
     pace: Pace | None = None
     idle_ns: int | None = None
     integrity: Integrity | None = None
+    straggler: Straggler | None = None
 
     @property
     def ttft_ns(self) -> int | None:

@@ -154,7 +154,7 @@ def _idle(idle_ns: int | None) -> Iterator[str]:
 
 def _handles(request: Request, graph: Graph) -> Iterator[str]:
     if graph.last_rank and len(request.transfers) > 1:
-        yield f"it waited for {graph.last_rank}"
+        yield f"it waited for {graph.held_up_by or graph.last_rank}"
 
 
 def of_integrity(request: Request, checked: Integrity | None, verdict: str) -> Iterator[str]:

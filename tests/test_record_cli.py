@@ -293,6 +293,7 @@ class FakeLab:
         FakeLab.arguments = {"mode": mode, **arguments}
         self.url = "http://lab"
         self.commands = {"prefill-0": "python -m vllm"}
+        self.engines: list[Any] = []
 
     def __enter__(self) -> Self:
         return self

@@ -54,6 +54,7 @@ class Engines:
     mode: str
     prefill: int | None
     decode: int | None
+    verify_kv: float = 0.0
 
 
 def command(
@@ -84,10 +85,14 @@ def command(
     seed: Annotated[int | None, typer.Option(help="With --lab: seed of prompts and arrivals.")] = None,
     prefill: Annotated[int | None, typer.Option(help="With --lab: prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="With --lab: decode engines.")] = None,
+    verify_kv: Annotated[
+        float,
+        typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
+    ] = 0.0,
 ) -> int:
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
-    engines = Engines(lab or "", prefill, decode)
+    engines = Engines(lab or "", prefill, decode, verify_kv)
     argv = tuple(command_line or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
     name = lab or ("spool" if spool else Path(argv[0]).name)
@@ -99,7 +104,7 @@ def command(
         return _record_lab(target, engines, workload, force=force)
     if spool:
         return _record_spools(target, spool, force=force, once=once)
-    return _record_command(target, argv, force=force)
+    return _record_command(target, argv, verify_kv, force=force)
 
 
 # Before anything is started --------------------------------------------------------------------------------
@@ -119,6 +124,8 @@ def _check_usage(
     if strays and lab is None:
         flag = {"rate_qps": "rate"}.get(strays[0], strays[0]).replace("_", "-")
         raise UsageError(f"--{flag} belongs to --lab; a command or a spool folder brings its own load")
+    if engines.verify_kv and spools:
+        raise UsageError("--verify-kv belongs to --lab and to -- COMMAND; set KVTRACE_VERIFY_KV where engines start")
     if once and not spools:
         raise UsageError("--once belongs to --spool DIR")
     for folder in spools:
@@ -153,12 +160,12 @@ def _check_writable(output: Path) -> None:
 # The three sources -----------------------------------------------------------------------------------------
 
 
-def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
+def _record_command(output: Path, argv: tuple[str, ...], verify_kv: float, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
     with _recording(output, [_make_spool()], {"command": shlex.join(argv)}, force=force) as recorder:
-        made = launch.prepare(argv, recorder.spools[0], os.environ)
+        made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
             _say(note)
         return child.run(made.argv, made.environment)
@@ -166,7 +173,8 @@ def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
 
 def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool) -> int:
     """Bring a lab up, drive load through it, take it down; return 1 if a request failed, 128 + n after a signal."""
-    from kvtrace.lab import stack, workload
+    from kvtrace.lab import metrics, stack, workload
+    from kvtrace.report import totals
     from kvtrace.store import discard
 
     load = workload.Load(**wanted.given())
@@ -177,18 +185,31 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool
     try:
         with _recording(output, [folder], facts, force=force) as recorder, _stop_signals(_raise_interrupt) as seen:
             try:
-                with stack.Lab(engines.mode, spool=folder, **sizes) as lab:
+                with stack.Lab(engines.mode, spool=folder, verify_kv=engines.verify_kv, **sizes) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
                     result = workload.run(lab.url, **asdict(load))
+                    recorder.facts |= totals.facts(metrics.read(lab.engines))
             except KeyboardInterrupt:
                 _say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)
             sys.stderr.write(result.to_text() + "\n")
-            return 0 if len(result.completed) == load.requests else 1
+        _say_totals(output)
+        return 0 if len(result.completed) == load.requests else 1
     except LabError:
         if recorder is not None and not recorder.resumed:
             discard(output)  # nothing was served, and the next attempt should find the name free
         raise
+
+
+def _say_totals(output: Path) -> None:
+    """Say whether vLLM's own totals are those of the finished store."""
+    from kvtrace.report import selection, totals
+    from kvtrace.store import Store
+
+    with Store.open(output) as store:
+        found = totals.totals(store, selection.run_facts(store))
+    if found:
+        _say(f"{totals.sentence(found)}; see `kvtrace explain {shlex.quote(str(output))} --reconcile`")
 
 
 def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool) -> int:

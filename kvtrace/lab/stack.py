@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from kvtrace.errors import LabError, UsageError
-from kvtrace.launch import VERIFY_VARIABLE
 from kvtrace.lab import model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
 from kvtrace.lab.program import Program, Server
 from kvtrace.lab.progress import Progress
+from kvtrace.launch import VERIFY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

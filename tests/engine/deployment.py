@@ -57,7 +57,7 @@ class Deployment:
     Further options are those of the lab.
     """
 
-    def __init__(self, mode: str, folder: Path, **options: Any) -> None:
+    def __init__(self, mode: str, folder: Path, warm_up: int = WARM_UP, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.mode = mode
         self.faults = Faults(folder / "faults")
@@ -65,6 +65,7 @@ class Deployment:
         self._stores = folder
         self._recorded = 0
         self._since_ns: int | None = None
+        self._warm_up = warm_up
         self._numbers: dict[str, int] = defaultdict(int)
         self.held_ms: dict[str, list[float]] = defaultdict(list)
         """By kind, how long its requests that met all their delays were held up, all delays together."""
@@ -75,7 +76,7 @@ class Deployment:
         self.lab.start()
         try:
             self._client = Client(self.lab.url)
-            for _ in range(WARM_UP):
+            for _ in range(self._warm_up):
                 self.send("warm-up")
         except BaseException:
             self.lab.stop()

@@ -1,4 +1,4 @@
-"""Checksums of handed-over blocks: what differs is corrupt and named, and what nobody compared is never counted as good."""
+"""Checksums of handed-over blocks: what differs is corrupt and named, what nobody compared is never counted as good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ SIZE = 65_536
 BLOCKS = (11, 12, 13)
 
 
-def checked(trace: Trace, blocks: tuple[int, ...] = BLOCKS, rank: int = 0, processes: tuple[int, int] = (P, D)) -> Trace:
+def checked(
+    trace: Trace, blocks: tuple[int, ...] = BLOCKS, rank: int = 0, processes: tuple[int, int] = (P, D)
+) -> Trace:
     """Add the same checksums of both sides, P's from 35 on and D's from 46 on."""
     ref = D_LEG if any(event.stage == "transfer.matched" for event in trace.events) else ""
     for number, block in enumerate(blocks):
@@ -79,12 +81,13 @@ def test_blocks_that_d_had_cached_were_not_handed_over() -> None:
 def test_what_nobody_could_check_is_not_good() -> None:
     """P never checked, D could read nothing: no verdict follows, and the note says why."""
     lonely = lacking(checked(pull()), lambda event: event.stage == "prefill.checked").answer()
-    blind = pull().at(46, stages.UNCHECKED, D_LEG, 0, 3, ref="the model has several kinds of KV cache", process=D).answer()
+    why = "the model has several kinds of KV cache"
+    blind = pull().at(46, stages.UNCHECKED, D_LEG, 0, 3, ref=why, process=D).answer()
 
     assert (lonely.verdict, counts(lonely)) == ("complete", (0, 0, 3))
     assert lonely.note == "3 of 3 blocks could not be checked: there is no checksum of P's"
     assert counts(blind) == (0, 0, 3)
-    assert blind.note.endswith(": the model has several kinds of KV cache")
+    assert blind.note.endswith(f": {why}")
 
 
 def test_checksums_over_other_bytes_say_nothing() -> None:
