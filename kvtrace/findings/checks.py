@@ -217,11 +217,13 @@ def corruption(group: Group) -> Iterator[Finding]:
     """Report hand-offs of which checksums say that D went on from other KV: one is too many."""
     seen = group.verdicts.get("corrupt")
     if seen is not None and seen.requests:
-        yield _finding(
+        yield Finding(
             "corrupt",
             f"In {seen.requests:,} requests ({_of(group)}) D went on from other KV than P had computed, by the "
-            "checksums of both: their output is wrong or suspect.",
-            Grade.MEASURED, stages.UNKNOWN, seen.total_ns, "integrity", seen.examples,
+            "checksums of both: their output is suspect.",
+            Grade.MEASURED, stages.Class.UNATTRIBUTED.value,
+            "find out who wrote into the blocks: leases that ended, blocks used again, the transport",
+            seen.total_ns, "integrity", seen.examples,
         )  # fmt: skip
 
 
@@ -274,8 +276,8 @@ def stragglers(facts: Facts) -> Iterator[Finding]:
             continue
         yield _finding(
             "rank.last",
-            f"Rank {one.rank} of {one.engine} is the last to have its KV in {_part(one.last, one.requests)} of "
-            f"{one.requests:,} requests, {_ms(one.median_ns)} behind the others at the median.",
+            f"Rank {one.rank} of {one.engine} is the one that the others wait for in "
+            f"{_part(one.last, one.requests)} of {one.requests:,} requests, {_ms(one.median_ns)} at the median.",
             Grade.MEASURED, stages.DETECTION, one.total_ns, "transfers", one.examples,
         )  # fmt: skip
 
