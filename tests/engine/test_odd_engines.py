@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -26,27 +27,53 @@ BLOCK_TOKENS = 128
 BLOCK_BYTES = 524_288  # 128 tokens of 4 layers, 2 KV heads, K and V of 64 numbers of 4 bytes
 SLOW_RANK_MS = 500.0
 SLOW_REQUESTS = 22
-LATE_PREFILL_MS = 400.0
+LATE_PREFILL_MS = 800.0
 BURSTS, BURST = 4, 3
 
 
-@pytest.fixture(scope="module")
-def two_ranks(deployments: Deployments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Run a pull lab whose D has two ranks."""
-    deployments.close()
-    options = {"prefix_caching": True, "verify_kv": 1.0, "overrides": {"decode": {"tensor_parallel_size": 2}}}
-    with Deployment("pull", tmp_path_factory.mktemp("two-ranks"), warm_up=2, **options) as one:
-        yield one
+class Labs:
+    """Hands out one of the two labs, and closes the other one first."""
+
+    def __init__(self, deployments: Deployments, folder: Path) -> None:
+        self._deployments = deployments
+        self._folder = folder
+        self._open: tuple[str, Deployment] | None = None
+
+    def get(self, name: str, mode: str, **overrides: object) -> Deployment:
+        """Return the lab of this name, started if need be, whose D differs from P by the overrides."""
+        if self._open is None or self._open[0] != name:
+            self.close()
+            options = {"prefix_caching": True, "verify_kv": 1.0, "overrides": {"decode": overrides}}
+            self._open = (name, Deployment(mode, self._folder / name, warm_up=2, **options).__enter__())
+        return self._open[1]
+
+    def close(self) -> None:
+        """Close whatever lab runs."""
+        self._deployments.close()
+        if self._open is not None:
+            self._open[1].__exit__(None, None, None)
+            self._open = None
 
 
 @pytest.fixture(scope="module")
-def few_blocks(deployments: Deployments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Run a push lab whose D has blocks for three requests of 380 tokens."""
-    deployments.close()
-    few = {"decode": {"arguments": ("--max-model-len", "1024", "--num-gpu-blocks-override", "10")}}
-    options = {"prefix_caching": True, "verify_kv": 1.0, "overrides": few}
-    with Deployment("push", tmp_path_factory.mktemp("few-blocks"), warm_up=2, **options) as one:
-        yield one
+def labs(deployments: Deployments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
+    """Hand out the labs; none is left at the end."""
+    both = Labs(deployments, tmp_path_factory.mktemp("odd"))
+    yield both
+    both.close()
+
+
+@pytest.fixture
+def two_ranks(labs: Labs) -> Deployment:
+    """Return a pull lab whose D has two ranks."""
+    return labs.get("two-ranks", "pull", tensor_parallel_size=2)
+
+
+@pytest.fixture
+def few_blocks(labs: Labs) -> Deployment:
+    """Return a push lab whose D has blocks for three requests of 380 tokens."""
+    few = ("--max-model-len", "1024", "--num-gpu-blocks-override", "10")
+    return labs.get("few-blocks", "push", arguments=few)
 
 
 def prompt(seed: int, number: int, tokens: int) -> str:
@@ -64,6 +91,34 @@ def of_rank(answer: Answer, rank: int) -> float:
     """Return how long the path waited for a rank of D, ms."""
     named = f"rank {rank} of D"
     return sum((s["end_ns"] - s["start_ns"]) / 1e6 for s in answer.segments if s["waited_for"].startswith(named))
+
+
+def settled(deployment: Deployment, kind: str) -> Answer:
+    """Return the last answer of a kind once its blocks' checks are in."""
+    answers: list[Answer] = []
+
+    def is_in() -> bool:
+        answers[:] = deployment.answers()[kind]
+        return bool(answers) and answers[-1].row["checked_blocks"] is not None
+
+    programs.wait_until(is_in, 10, f"the checks of {kind} are in")
+    time.sleep(0.2)  # what the other side may still have to say
+    return deployment.answers()[kind][-1]
+
+
+def check_known_prompt(deployment: Deployment) -> None:
+    """Send a prompt twice: the second time one block moves, since vLLM takes a prompt's last block in any case."""
+    text = prompt(11, 0, 4 * BLOCK_TOKENS + 40)
+    for kind in ("new", "known"):
+        deployment.send(kind, prompt=text)
+    answers = deployment.answers()
+    new, known = (answers[kind][-1].row for kind in ("new", "known"))
+
+    assert {new["verdict"], known["verdict"]} == {"complete"}
+    assert (new["moved_bytes"], known["moved_bytes"]) == (5 * BLOCK_BYTES, BLOCK_BYTES)
+    assert new["transfers"] == known["transfers"] == (2 if deployment.mode == "pull" else 1)
+    assert new["held_blocks"] == known["held_blocks"] == 5
+    assert known["held_ns"] is not None
 
 
 # Two ranks on D ---------------------------------------------------------------------------------------------
@@ -100,6 +155,10 @@ def test_ranks_of_other_widths_leave_blocks_unchecked(two_ranks: Deployment) -> 
     assert "P has 1 and D 2 tensor-parallel ranks, which cut blocks differently" in row["note"]
 
 
+def test_what_d_has_cached_is_not_read_and_the_rest_is_whole(two_ranks: Deployment) -> None:
+    check_known_prompt(two_ranks)
+
+
 # Few blocks on D --------------------------------------------------------------------------------------------
 
 
@@ -112,7 +171,7 @@ def test_requests_that_wait_for_blocks_on_d_are_told_so(few_blocks: Deployment) 
         with ThreadPoolExecutor(1) as pool:
             with few_blocks.faults.on(held_back):
                 first = pool.submit(workload.run, few_blocks.lab.url, seed=100 + burst, **load)
-                time.sleep(LATE_PREFILL_MS / 2000)
+                time.sleep(LATE_PREFILL_MS / 8000)
             second = workload.run(few_blocks.lab.url, seed=200 + burst, **load)
             late |= {record.client_request_id for record in first.result().completed}
         waiting |= {record.client_request_id for record in second.completed}
@@ -141,42 +200,8 @@ def rows_of(deployment: Deployment, client_ids: set[str]) -> list[dict[str, obje
         return store.rows("SELECT * FROM request WHERE list_contains($ids, client_request_id)", wanted)
 
 
-# On both ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["two_ranks", "few_blocks"])
-def odd(request: pytest.FixtureRequest) -> Deployment:
-    """Return each of the two labs."""
-    one: Deployment = request.getfixturevalue(request.param)
-    return one
-
-
-def settled(deployment: Deployment, kind: str) -> Answer:
-    """Return the last answer of a kind once its blocks' checks are in."""
-    answers: list[Answer] = []
-
-    def is_in() -> bool:
-        answers[:] = deployment.answers()[kind]
-        return bool(answers) and answers[-1].row["checked_blocks"] is not None
-
-    programs.wait_until(is_in, 10, f"the checks of {kind} are in")
-    time.sleep(0.2)  # what the other side may still have to say
-    return deployment.answers()[kind][-1]
-
-
-def test_what_d_has_cached_is_not_handed_over_and_the_rest_is_whole(odd: Deployment) -> None:
-    """The same prompt twice: the second time one block moves, since vLLM takes a prompt's last block in any case."""
-    text = prompt(11, 0, 4 * BLOCK_TOKENS + 40)
-    for kind in ("new", "known"):
-        odd.send(kind, prompt=text)
-    answers = odd.answers()
-    new, known = (answers[kind][-1].row for kind in ("new", "known"))
-
-    assert {new["verdict"], known["verdict"]} == {"complete"}
-    assert (new["moved_bytes"], known["moved_bytes"]) == (5 * BLOCK_BYTES, BLOCK_BYTES)
-    assert new["transfers"] == known["transfers"] == (2 if odd.mode == "pull" else 1)
-    assert new["held_blocks"] == known["held_blocks"] == 5
-    assert known["held_ns"] is not None
+def test_what_d_has_cached_is_not_written_and_the_rest_is_whole(few_blocks: Deployment) -> None:
+    check_known_prompt(few_blocks)
 
 
 # Blocks that are not what P computed ------------------------------------------------------------------------
