@@ -73,6 +73,7 @@ class BlockChecks:
         self._regions: list[Region] | None = None
         self._memory: BlockMemory | None = None
         self._reading = threading.Lock()
+        self._starting = threading.Lock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -212,9 +213,10 @@ class BlockChecks:
         if self._jobs.qsize() >= _WAITING_MOST:
             self._unchecked(request_id, len(hold.blocks), _BUSY)
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="kvtrace-checks")
-            self._thread.start()
+        with self._starting:  # the engine's step and P's sender thread both come here
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="kvtrace-checks")
+                self._thread.start()
         self._jobs.put(lambda: work(request_id, hold))
 
     def _run(self) -> None:
