@@ -8,10 +8,8 @@ transfer, which the driving side knows from the transfer itself.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +32,6 @@ _UNCHECKED = stages.UNCHECKED.code
 
 _WAITING_MOST = 256  # requests that may wait for the thread: the copies of D's last blocks take memory
 _COPIED_BLOCKS = 2  # D's first step writes into the last block, or, where it recomputes several tokens, the last two
-_NICE = 10
 
 _LET_GO = "the blocks were let go before they were read"
 _NO_TRANSFER = "no transfer of these blocks was seen"
@@ -221,8 +218,6 @@ class BlockChecks:
 
     def _run(self) -> None:
         try:
-            with suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             while self._tracer.enabled and (job := self._jobs.get()) is not None:
                 job()
         except Exception as error:  # noqa: BLE001 - serving comes first

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
+from kvtrace import assemble, attempts, attribution, evidence, graph, occupancy, schema, stages
 from kvtrace.model import Attribution, Event, Process
 from kvtrace.store import Store
 
@@ -71,7 +71,7 @@ def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]
         f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
         "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
     )
-    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES)}
+    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES | evidence.QUEUE_STAGES)}
     beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
     return events, beside
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kvtrace import occupancy, stages
-from kvtrace.model import Awake, Event, Handshake, Process, Step
+from kvtrace.model import Awake, Event, Handshake, Look, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
@@ -20,12 +20,14 @@ class Timeline:
         senders: Mapping[int, list[Awake]] | None = None,
         handshakes: Iterable[Handshake] = (),
         held: Occupancy | None = None,
+        looks: Iterable[Look] = (),
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
         self.by_number = {step.step: step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
+        self._looks = sorted(looks)
         self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
@@ -48,6 +50,14 @@ class Timeline:
             return None
         return max(0, at_ns - max(step_end_ns(step) for step in self.steps[max(0, position - 1) : position + 1]))
 
+    def vain_looks(self, enqueued_ns: int, until_ns: int) -> list[int]:
+        """Return when the scheduler looked in vain at a request that came no later than `enqueued_ns`, in order.
+
+        It takes requests in their order, so those behind one that gets no blocks are not looked at.
+        """
+        first, last = bisect_left(self._looks, (enqueued_ns,)), bisect_left(self._looks, (until_ns,))
+        return [look.t_ns for look in self._looks[first:last] if look.enqueued_ns <= enqueued_ns]
+
     @property
     def last_ns(self) -> int:
         """Return when its last step was over, unix ns; 0 without steps."""
@@ -56,6 +66,14 @@ class Timeline:
     def sender(self, process: int) -> list[Awake]:
         """Return when that worker's sender thread was awake, in order."""
         return self.senders.get(process, [])
+
+
+_ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
+_CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
+QUEUE_STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
+"""The stages that say whom a scheduler looked at, and whether it gave blocks."""
+# A look and the blocks that it leads to are parts of one call of the scheduler.
+_AT_ONCE_NS = 1_000_000
 
 
 def step_end_ns(step: Step) -> int:
@@ -69,6 +87,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     handshakes: dict[str, list[Event]] = defaultdict(list)
     holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    queued: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         process = processes.get(event.process)
         if process is None:
@@ -81,14 +100,17 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             handshakes[process.engine].append(event)
         elif event.stage in occupancy.STAGES:
             holding[process.engine][event.request].append(event)
+        if event.stage in QUEUE_STAGES:
+            queued[process.engine][event.request].append(event)
     several = {process.engine for process in processes.values() if process.tp_size > 1}
-    engines = set(raw) | set(senders) | set(handshakes) | set(holding)
+    engines = set(raw) | set(senders) | set(handshakes) | set(holding) | set(queued)
     return {
         engine: Timeline(
             [_step(number, found, several=engine in several) for number, found in raw[engine].items() if found],
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
+            (look for seen in queued[engine].values() for look in _vain(sorted(seen))),
         )
         for engine in engines
     }
@@ -116,6 +138,19 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         requests=scheduled[0].c if scheduled else 0,
         ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
     )
+
+
+def _vain(seen: list[Event]) -> Iterable[Look]:
+    """Yield the looks at one request after which it got no blocks, from its events in time order."""
+    enqueued_ns: int | None = None
+    for position, event in enumerate(seen):
+        if event.stage in _ENQUEUED:
+            enqueued_ns = event.t_ns
+        elif event.stage in _CONSIDERED and enqueued_ns is not None:
+            after = seen[position + 1] if position + 1 < len(seen) else None
+            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > _AT_ONCE_NS
+            if is_vain:
+                yield Look(event.t_ns, enqueued_ns)
 
 
 def _awake(seen: list[Event]) -> list[Awake]:

