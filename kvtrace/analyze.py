@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
+from kvtrace import assemble, attempts, attribution, evidence, graph, occupancy, schema, stages
 from kvtrace.legs import TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.store import Store
@@ -86,12 +86,13 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
 
 
-# Of other requests count who holds blocks, what was posted, how long messages and transfers took, and whose those are.
+# Of other requests count who holds blocks or is in their way in a queue, what was posted, how long messages and
+# transfers took, and whose those are.
 _BESIDE = frozenset((
-    *occupancy.STAGES, *TRANSFER_STAGES, stages.NOTIFIED.name, stages.MATCHED.name, stages.LOAD_STARTED.name,
-    stages.REGISTRATION_SENT.name, stages.REGISTRATION_RECEIVED.name, stages.ROUTER_RECEIVED.name,
-    stages.PREFILL_HTTP_RECEIVED.name, stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name,
-    stages.DECODE_ENQUEUED.name, stages.DECODE_SCHEDULED.name,
+    *occupancy.STAGES, *evidence.QUEUE_STAGES, *TRANSFER_STAGES, stages.NOTIFIED.name, stages.MATCHED.name,
+    stages.LOAD_STARTED.name, stages.REGISTRATION_SENT.name, stages.REGISTRATION_RECEIVED.name,
+    stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name, stages.DECODE_HTTP_RECEIVED.name,
+    stages.DECODE_SCHEDULED.name,
 ))  # fmt: skip
 _WITHIN = "t_ns BETWEEN $from AND $to"
 _SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
@@ -227,6 +228,9 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "descriptors": sum(transfer.descriptors for transfer in request.transfers),
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
+        "straggler_rank": answer.straggler.rank if answer.straggler else None,
+        "straggler_ns": answer.straggler.waited_ns if answer.straggler else None,
+        **_integrity(answer),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
         "idle_ns": answer.idle_ns,
         "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
@@ -245,6 +249,14 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
     }
     row.update(shown if has_token else dict.fromkeys(shown))
     return row
+
+
+def _integrity(answer: Attribution) -> dict[str, int | None]:
+    found = answer.integrity
+    if found is None:
+        return dict.fromkeys(("checked_blocks", "corrupt_blocks", "unchecked_blocks"))
+    corrupt = len(found.corrupt)
+    return {"checked_blocks": found.checked, "corrupt_blocks": corrupt, "unchecked_blocks": found.unchecked}
 
 
 def _segment_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:

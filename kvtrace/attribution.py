@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import critical_path, evidence, pace, remarks, stages, verdict
+from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, verdict
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
@@ -43,8 +43,11 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
     backwards_ns = critical_path.backwards_ns(graph.points)
-    named, reason = verdict.verdict(request, around, has_token=end is not None or backwards_ns is not None)
+    checked = integrity.integrity(request, around.processes)
+    has_token = end is not None or backwards_ns is not None
+    named, reason = verdict.verdict(request, around, checked, has_token=has_token)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
+    said += remarks.of_integrity(request, checked, named)
     if backwards_ns is not None:
         told = f"its first token is stamped {backwards_ns / 1e6:.1f} ms before its start"
         said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")
@@ -69,6 +72,8 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
+        integrity=checked,
+        straggler=graph.straggler,
     )
 
 
@@ -217,7 +222,7 @@ def _end_ns(request: Request, scope: str) -> int:
         events = request.events.get(stage.name)
         if events:
             return events[-1].t_ns
-    return max((event.t_ns for events in request.events.values() for event in events), default=0)
+    return max((e.t_ns for name, es in request.events.items() if name not in integrity.STAGES for e in es), default=0)
 
 
 _CLIENT_ENDS = (stages.CLIENT_DONE, stages.CLIENT_FAILED)

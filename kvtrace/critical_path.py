@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
-from kvtrace.evidence import NOTHING, Posts
+from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
-from kvtrace.model import Point, Request, Segment
+from kvtrace.model import NEVER_NS, Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
@@ -161,7 +161,7 @@ def _divide(
             return parts
     waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
     if graph.last_rank and edge.after.name in _RANKED:
-        waited_for = graph.last_rank
+        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
     return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
 
@@ -182,7 +182,7 @@ def _divide_by_evidence(
     timeline = around.timelines.get(_engine(request, side), NOTHING)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if what == "wait":
-        looked = () if edge.before is stages.READY else _looked(request, side)
+        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
         return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
@@ -203,10 +203,27 @@ def _engine(request: Request, side: str) -> str:
     return request.prefill_engine if side == "prefill" else request.decode_engine
 
 
-def _looked(request: Request, side: str) -> list[int] | None:
-    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to."""
-    stage = stages.PREFILL_CONSIDERED if side == "prefill" else stages.DECODE_CONSIDERED
-    return [event.t_ns for event in request.events.get(stage.name, ())] or None
+def _looked(request: Request, side: str, timeline: Timeline) -> list[int] | None:
+    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to.
+
+    A look in vain at one ahead of it counts too: the scheduler goes no further then.
+    """
+    considered, enqueued, allocated = _LOOKS[side]
+    own = [event.t_ns for event in request.events.get(considered.name, ())]
+    queued = request.events.get(enqueued.name)
+    ahead: list[int] = []
+    if queued:
+        given = request.events.get(allocated.name)
+        until_ns = min(event.t_ns for event in given) if given else NEVER_NS
+        seen = set(own)
+        ahead = [t_ns for t_ns in timeline.vain_looks(queued[0].t_ns, until_ns) if t_ns not in seen]
+    return sorted(own + ahead) or None
+
+
+_LOOKS = {
+    "prefill": (stages.PREFILL_CONSIDERED, stages.PREFILL_ENQUEUED, stages.PREFILL_ALLOCATED),
+    "decode": (stages.DECODE_CONSIDERED, stages.DECODE_ENQUEUED, stages.DECODE_ALLOCATED),
+}
 
 
 def _after_lost(whole: Part, request: Request) -> list[Part]:
@@ -298,7 +315,7 @@ def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
     timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
-    wait = Wait(timeline, "decode", _looked(request, "decode"))
+    wait = Wait(timeline, "decode", _looked(request, "decode", timeline))
     return [
         part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
         for part in division.divide_engine_wait(start_ns, end_ns, wait)

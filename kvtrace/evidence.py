@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from kvtrace import occupancy, stages
-from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Posted, Process, Step
+from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Look, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
@@ -21,12 +21,15 @@ class Timeline:
         senders: Mapping[int, list[Awake]] | None = None,
         handshakes: Iterable[Handshake] = (),
         held: Occupancy | None = None,
+        looks: Iterable[Look] = (),
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
         self._made = {(step.step, step.scheduled_ns): step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
+        self._looks = sorted(looks)
+        self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
     def made(self, number: int, at_ns: int) -> Step | None:
@@ -54,6 +57,14 @@ class Timeline:
         if position < 0:
             return None
         return max(0, at_ns - max(step_end_ns(step) for step in self.steps[max(0, position - 1) : position + 1]))
+
+    def vain_looks(self, enqueued_ns: int, until_ns: int) -> list[int]:
+        """Return when the scheduler looked in vain at a request that came no later than `enqueued_ns`, in order.
+
+        It takes requests in their order, so those behind one that gets no blocks are not looked at.
+        """
+        first, last = bisect_left(self._looks, (enqueued_ns,)), bisect_left(self._looks, (until_ns,))
+        return [look.t_ns for look in self._looks[first:last] if look.enqueued_ns <= enqueued_ns]
 
     @property
     def last_ns(self) -> int:
@@ -89,6 +100,14 @@ class Posts:
                 at_ns = stop_ns
 
 
+_ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
+_CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
+QUEUE_STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
+"""The stages that say whom a scheduler looked at, and whether it gave blocks."""
+# A look and the blocks that it leads to are parts of one call of the scheduler.
+_AT_ONCE_NS = 1_000_000
+
+
 def step_end_ns(step: Step) -> int:
     """Return when the step was over: taken in by the scheduler, else the latest that is known of it. Unix ns."""
     return step.ended_ns or max(step.connected_ns, step.forwarded_ns, step.started_ns, step.scheduled_ns)
@@ -108,6 +127,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     handshakes: dict[str, list[Event]] = defaultdict(list)
     holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    queued: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
         kind = _KINDS.get(event.stage)
         process = processes.get(event.process) if kind is not None else None
@@ -121,19 +141,23 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             handshakes[process.engine].append(event)
         else:
             holding[process.engine][event.request].append(event)
-    engines = set(stamps) | set(senders) | set(handshakes) | set(holding)
+        if event.stage in QUEUE_STAGES:
+            queued[process.engine][event.request].append(event)
+    several = {process.engine for process in processes.values() if process.tp_size > 1}
+    engines = set(stamps) | set(senders) | set(handshakes) | set(holding) | set(queued)
     return {
         engine: Timeline(
-            _steps(stamps[engine]),
+            _steps(stamps[engine], several=engine in several),
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
+            (look for seen in queued[engine].values() for look in _vain(sorted(seen))),
         )
         for engine in engines
     }
 
 
-def _steps(stamps: Iterable[Event]) -> list[Step]:
+def _steps(stamps: Iterable[Event], *, several: bool) -> list[Step]:
     """Return the steps of one engine: one that is made up under a number that was used before is another one."""
     latest: dict[int, dict[str, list[Event]]] = {}
     found: list[tuple[int, dict[str, list[Event]]]] = []
@@ -143,10 +167,10 @@ def _steps(stamps: Iterable[Event]) -> list[Step]:
             step = latest[event.a] = {}
             found.append((event.a, step))
         step.setdefault(event.stage, []).append(event)
-    return [_step(number, step) for number, step in found]
+    return [_step(number, step, several=several) for number, step in found]
 
 
-def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
+def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> Step:
     def last(stage: stages.Stage) -> int:
         return max((event.t_ns for event in found.get(stage.name, ())), default=0)
 
@@ -167,7 +191,21 @@ def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
         tokens=scheduled[0].b if scheduled else 0,
         requests=scheduled[0].c if scheduled else 0,
         slowest=slowest.process if slowest is not None else 0,
+        ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
     )
+
+
+def _vain(seen: list[Event]) -> Iterable[Look]:
+    """Yield the looks at one request after which it got no blocks, from its events in time order."""
+    enqueued_ns: int | None = None
+    for position, event in enumerate(seen):
+        if event.stage in _ENQUEUED:
+            enqueued_ns = event.t_ns
+        elif event.stage in _CONSIDERED and enqueued_ns is not None:
+            after = seen[position + 1] if position + 1 < len(seen) else None
+            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > _AT_ONCE_NS
+            if is_vain:
+                yield Look(event.t_ns, enqueued_ns)
 
 
 def _awake(seen: list[Event]) -> list[Awake]:

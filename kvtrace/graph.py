@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvtrace import align, stages
+from kvtrace import align, ranks, stages
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.legs import TRANSFER_STAGES
-from kvtrace.model import Event, Point, Process, Request, Step, Transfer
+from kvtrace.model import Event, Point, Process, Request, Step, Straggler, Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Surroundings:
 class Graph:
     """The points of one request by name, and the evidence needed to divide its waits.
 
-    `last_rank` says which rank the others waited for, "" where there is one only.
+    `last_rank` says which rank the others waited for, "" where there is one only. `straggler` is None then, and may
+    be another one: a rank that held up the steps in which the last one could have looked for its KV.
     """
 
     points: Mapping[str, Point]
@@ -40,6 +41,15 @@ class Graph:
     arrived_high_ns: int
     registration_arrival_ns: int | None
     last_rank: str = ""
+    straggler: Straggler | None = None
+
+    @property
+    def held_up_by(self) -> str:
+        """Return which rank held up the last one's steps, "" where none did for longer than that one was late."""
+        found = self.straggler
+        if found is None or found.rank == found.last:
+            return ""
+        return f"rank {found.rank} of D, which held up the steps of rank {found.last}"
 
 
 def build(request: Request, around: Surroundings) -> Graph:
@@ -70,8 +80,9 @@ def build(request: Request, around: Surroundings) -> Graph:
             points.pop(name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
     last_rank = _last_rank(request, transfer, reported)
+    behind = ranks.straggler(request, decode, points[stages.ARRIVED.name].t_ns if transfer is not None else None)
     own = tuple(prefill_steps), tuple(decode_steps)
-    return Graph(points, transfer, *own, low_ns, high_ns, arrival_ns, last_rank)
+    return Graph(points, transfer, *own, low_ns, high_ns, arrival_ns, last_rank, behind)
 
 
 def _at(event: Event) -> Point:
@@ -148,9 +159,9 @@ _OF_THE_DRIVER = {
 
 def _last_rank(request: Request, transfer: Transfer | None, reported: Event | None) -> str:
     """Return which rank the others waited for, "" where there is one only."""
-    ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
-    if reported is not None and len(ranks) > 1:
-        return f"rank {reported.a} of D, the last of {len(ranks)}"
+    heard = {event.a for event in request.events.get(stages.REPORTED.name, ())}
+    if reported is not None and len(heard) > 1:
+        return f"rank {reported.a} of D, the last of {len(heard)}"
     drivers = {one.rank for one in request.transfers}
     if transfer is not None and len(drivers) > 1:
         return f"the transfer of rank {transfer.rank}, the last of {len(drivers)}"

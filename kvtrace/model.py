@@ -52,6 +52,7 @@ class Step:
     """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
 
     `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
+    `ranks` are (when it was through with the step, rank), in that order, of an engine that has several.
     """
 
     step: int
@@ -65,6 +66,7 @@ class Step:
     tokens: int
     requests: int
     slowest: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
 
 
 class Handshake(NamedTuple):
@@ -74,6 +76,13 @@ class Handshake(NamedTuple):
     end_ns: int
     peer: str
     process: int = 0
+
+
+class Look(NamedTuple):
+    """A look of a scheduler at a request that got no blocks: when, and since when it was queued. Unix ns."""
+
+    t_ns: int
+    enqueued_ns: int
 
 
 class Awake(NamedTuple):
@@ -211,11 +220,33 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Straggler(NamedTuple):
+    """The rank of D that kept the others waiting, for how long in ns, and which rank reported the KV last."""
+
+    rank: int
+    waited_ns: int
+    last: int
+
+
+class Integrity(NamedTuple):
+    """What checksums say of the blocks handed over: how many were compared, which differ, how many were not.
+
+    A block that differs is (rank, the block's number on the side that does not drive the transfer); `why` are the
+    reasons for those that were not compared.
+    """
+
+    checked: int = 0
+    corrupt: tuple[tuple[int, int], ...] = ()
+    unchecked: int = 0
+    why: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The answer for one request. Shares sum to `ttft_ns`; without a first token that is None and they are 0.
 
-    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
+    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown;
+    `integrity` is None where no checksums were to be taken, `straggler` where D has one rank.
     """
 
     request: Request
@@ -236,6 +267,8 @@ class Attribution:
     blocks: Blocks = field(default_factory=Blocks)
     pace: Pace | None = None
     idle_ns: int | None = None
+    integrity: Integrity | None = None
+    straggler: Straggler | None = None
 
     @property
     def ttft_ns(self) -> int | None:

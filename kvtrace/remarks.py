@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from kvtrace import stages
+from kvtrace import integrity, stages
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import Blocks, Event, Request
-from kvtrace.verdict import ENDS_EARLY, ms, read_too_late
+from kvtrace.model import Blocks, Event, Integrity, Request
+from kvtrace.verdict import CORRUPT, ENDS_EARLY, ms, read_too_late
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
@@ -157,4 +157,15 @@ def _idle(idle_ns: int | None) -> Iterator[str]:
 
 def _handles(request: Request, graph: Graph) -> Iterator[str]:
     if graph.last_rank and len(request.transfers) > 1:
-        yield f"it waited for {graph.last_rank}"
+        yield f"it waited for {graph.held_up_by or graph.last_rank}"
+
+
+def of_integrity(request: Request, checked: Integrity | None, verdict: str) -> Iterator[str]:
+    """Yield what checksums say that the verdict does not: blocks that differ, and blocks that nobody could check."""
+    if checked is None:
+        return
+    if checked.corrupt and verdict != CORRUPT:
+        yield integrity.told(checked, request.mode)
+    if checked.unchecked:
+        why = f": {'; '.join(checked.why)}" if checked.why else ""
+        yield f"{checked.unchecked} of {checked.checked + checked.unchecked} blocks could not be checked{why}"

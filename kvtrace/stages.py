@@ -265,6 +265,12 @@ CLIENT_FAILED = _stage(133, "client.failed", Where.CLIENT, "The client gave up, 
 TRANSFER_BEGUN = _stage(134, "transfer.begun", Where.TRANSFER, "The side that drives the transfer turns to it: descriptors, post and wire come next.", _RANK, Field("ref", "mode", "", "push or pull."))
 HANDED_OVER = _stage(135, "prefill.handed_over", Where.PREFILL, "P's worker reports that the KV is with D, so that its blocks can go.", _RANK)
 
+# Checksums of handed-over blocks, where `--verify-kv` asks for them. They are no steps on the way to a token.
+_CHECKED = (Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "block", "", "The block's number on the side that does not drive the transfer: P's in pull, D's in push."), Field("c", "checksum", "", "CRC-32 over the block, region by region."), Field("d", "checked_bytes", "bytes", "Bytes that the checksum covers."))
+PREFILL_CHECKED = _stage(136, "prefill.checked", Where.PREFILL, "P's worker knows the checksum of a block that it has computed.", *_CHECKED, Field("ref", "decode_request_id", "", "In push the request's id on D, whose block it is for."))
+DECODE_CHECKED = _stage(137, "decode.checked", Where.DECODE, "D's worker knows the checksum of a block that has arrived.", *_CHECKED)
+UNCHECKED = _stage(138, "transfer.unchecked", Where.TRANSFER, "A worker could not take the checksum of blocks that it should have.", Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "blocks", "blocks", "How many blocks."), Field("ref", "reason", "", "Why not."))
+
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 
 PREFILL_BEGUN = _point(200, "prefill.begun", Where.PREFILL, "The first step on P that works on the prompt is made up.")

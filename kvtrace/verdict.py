@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtrace import align, stages
+from kvtrace import align, integrity, stages
 from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
-from kvtrace.model import NEVER_NS, Event, Request, Transfer
+from kvtrace.model import NEVER_NS, Event, Integrity, Request, Transfer
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
-EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
+EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF, CORRUPT = "expired", "failed", "recomputed", "no handoff", "corrupt"
 VERDICTS: Mapping[str, str] = {
     COMPLETE: "every rank's every transfer was seen complete",
     INCOMPLETE: "records that the hand-off must have left are missing",
@@ -19,6 +19,7 @@ VERDICTS: Mapping[str, str] = {
     FAILED: "the request or its hand-off failed",
     RECOMPUTED: "D computed prompt tokens itself instead of using the hand-off",
     NO_HANDOFF: "no KV was handed over for this request",
+    CORRUPT: "D went on from other KV than P had computed, by the checksums of both",
 }
 """What became of a hand-off, each with the sentence that says so."""
 
@@ -36,9 +37,13 @@ def ms(duration_ns: float) -> str:
     return f"{duration_ns / 1e6:.1f} ms"
 
 
-def verdict(request: Request, around: Surroundings, *, has_token: bool) -> Verdict:
-    """Return the verdict and its reason."""
-    return _of_answer(request, around) if has_token else _without_answer(request)
+def verdict(request: Request, around: Surroundings, checked: Integrity | None = None, *, has_token: bool) -> Verdict:
+    """Return the verdict and its reason; `checked` is what checksums say of the blocks, None without any."""
+    if not has_token:
+        return _without_answer(request)
+    if checked is not None and checked.corrupt and stages.LOAD_FAILED.name not in request.events:
+        return CORRUPT, f"the output is suspect: {integrity.told(checked, request.mode)}"
+    return _of_answer(request, around)
 
 
 def _without_answer(request: Request) -> Verdict:
@@ -232,7 +237,7 @@ def last_stage(request: Request, before: tuple[stages.Stage, ...] = ()) -> str:
     """Return the last stage that was reached; with `before`, the last one ahead of the first of those."""
     seen = request.events
     limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=NEVER_NS)
-    ends = {stage.name for stage in before}
+    ends = {stage.name for stage in before} | integrity.STAGES
     reached = [
         (event.t_ns, name) for name, events in seen.items() if name not in ends for event in events
         if event.t_ns <= limit_ns

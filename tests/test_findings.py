@@ -277,7 +277,7 @@ def test_the_rank_that_is_always_last_is_named() -> None:
     fair = replace(slow, last=50)
 
     (found,) = checks.findings(Facts((PLAIN,), stragglers=(slow,)))
-    assert "Rank 1 of engine-d is the last" in found.sentence
+    assert "Rank 1 of engine-d is the one that the others wait for in 99 % of 100 requests" in found.sentence
     assert (found.kind, found.remedy) == ("", "")
     assert checks.findings(Facts((PLAIN,), stragglers=(fair,))) == []
 
@@ -288,6 +288,17 @@ def test_blocks_held_after_aborts_and_lost_records_are_told() -> None:
     assert names(found) == ["blocks.held", "records.lost"]
     assert "P held the blocks of 4 requests that were over for 30.0 s each, 30.0 s at most" in found[0].sentence
     assert checks.findings(Facts((PLAIN,), held=Held(2, 120_000 * MS, 60_000 * MS))) == []
+
+
+def test_one_corrupt_hand_off_is_told_also_of_a_saturated_run() -> None:
+    group = replace(PLAIN, verdicts={"corrupt": CauseFacts(1, 60 * MS, 60 * MS, ("r7",))})
+    saturated = Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65)
+    (found,) = checks.findings(Facts((group,)))
+
+    assert (found.name, found.examples, found.query) == ("corrupt", ("r7",), "integrity")
+    assert "In 1 requests" in found.sentence
+    assert "corrupt" in names(checks.findings(saturated))
+    assert checks.findings(Facts((PLAIN,))) == []
 
 
 def test_findings_are_ranked_by_the_time_at_stake() -> None:
@@ -304,7 +315,8 @@ def test_evidence_names_queries_that_exist() -> None:
         PLAIN,
         causes={name: cause(0.5) for name in stages.CAUSE_BY_NAME},
         verdicts={
-            name: CauseFacts(9, 0, 0) for name in ("recomputed", "no handoff", "expired", "failed", "incomplete")
+            name: CauseFacts(9, 0, 0)
+            for name in ("recomputed", "no handoff", "expired", "failed", "incomplete", "corrupt")
         },
         late=Late(100, 50, 10 * MS, {"D's sender thread": MS}),
         detection=Detection(50, 2_000 * MS, 28 * MS, 28 * MS),

@@ -192,6 +192,18 @@ def test_blocks(path: Path) -> None:
     ]
 
 
+def test_integrity(path: Path) -> None:
+    """Of three chosen push requests one is whole, one has a block that differs, one has unchecked blocks."""
+    sample = Sample()
+    for number, (checked, corrupt, unchecked) in enumerate(((5, 0, 0), (5, 1, 0), (3, 0, 2))):
+        found = {"checked_blocks": checked, "corrupt_blocks": corrupt, "unchecked_blocks": unchecked}
+        sample.add(f"r{number}", PATH, (), **found)
+    sample.add("r9", PATH, (), checked_blocks=None)
+    sample.write(path)
+
+    assert [tuple(row.values()) for row in ask(path, "integrity")] == [("push", 3, 1, 1, 13, 1, 2)]
+
+
 def test_hidden_work(path: Path) -> None:
     write_requests(path)
 

@@ -14,7 +14,7 @@ import typer
 
 from kvtrace import messages
 from kvtrace.emit import SPOOL_VARIABLE
-from kvtrace.errors import LabError
+from kvtrace.errors import LabError, UsageError
 from kvtrace.lab.stack import START_TIMEOUT_S, Lab
 
 if TYPE_CHECKING:
@@ -49,12 +49,18 @@ def command(
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Further argument of vLLM's API server; may be repeated.")
     ] = None,
+    verify_kv: Annotated[
+        float,
+        typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
+    ] = 0.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that engines may take to start.")] = (
         START_TIMEOUT_S
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print what runs as one JSON object.")] = False,
 ) -> None:
     """Start a lab, print its addresses and exact commands, and take it down on Ctrl-C."""
+    if stock and verify_kv:
+        raise UsageError("--verify-kv needs the instrumented connectors, which --stock leaves out")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     lab = Lab(
@@ -68,6 +74,7 @@ def command(
         prefix_caching=prefix_caching,
         max_num_seqs=max_num_seqs,
         kv_cache_gib=kv_cache_gib,
+        verify_kv=verify_kv,
         arguments=tuple(engine_arg or ()),
     )
     with lab:

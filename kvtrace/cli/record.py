@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtrace.cli import watching
+from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import say, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
+    from collections.abc import Iterator, Mapping
 
     from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
@@ -57,6 +57,7 @@ class Engines:
     mode: str
     prefill: int | None
     decode: int | None
+    verify_kv: float = 0.0
 
 
 def command(
@@ -90,10 +91,14 @@ def command(
     metrics: watching.Metrics = None,
     otlp: watching.Otlp = None,
     otlp_share: watching.OtlpShare = None,
+    verify_kv: Annotated[
+        float,
+        typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
+    ] = 0.0,
 ) -> int:
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
-    engines = Engines(lab or "", prefill, decode)
+    engines = Engines(lab or "", prefill, decode, verify_kv)
     argv = tuple(command_line or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
     name = lab or ("spool" if spool else Path(argv[0]).name)
@@ -106,7 +111,7 @@ def command(
             return _record_lab(target, engines, workload, watch, force=force)
         if spool:
             return _record_spools(target, spool, watch, force=force, once=once)
-        return _record_command(target, argv, watch, force=force)
+        return _record_command(target, argv, watch, verify_kv, force=force)
 
 
 # Before anything is started --------------------------------------------------------------------------------
@@ -126,6 +131,8 @@ def _check_usage(
     if strays and lab is None:
         flag = {"rate_qps": "rate"}.get(strays[0], strays[0]).replace("_", "-")
         raise UsageError(f"--{flag} belongs to --lab; a command or a spool folder brings its own load")
+    if engines.verify_kv and spools:
+        raise UsageError("--verify-kv belongs to --lab and to -- COMMAND; set KVTRACE_VERIFY_KV where engines start")
     if once and not spools:
         raise UsageError("--once belongs to --spool DIR")
     for folder in spools:
@@ -165,14 +172,14 @@ def _check_writable(output: Path) -> None:
 # The three sources -----------------------------------------------------------------------------------------
 
 
-def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, *, force: bool) -> int:
+def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv: float, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
     # A command may name files in bytes that are no text; a store holds text.
     line = shlex.join(argv).encode(errors="backslashreplace").decode()
     with _recording(output, [_make_spool()], {"command": line}, watch, force=force) as recorder:
-        made = launch.prepare(argv, recorder.spools[0], os.environ)
+        made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
             say(note)
         return child.run(made.argv, made.environment)
@@ -180,7 +187,8 @@ def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, *, force:
 
 def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, *, force: bool) -> int:
     """Bring a lab up, drive load through it, take it down; return 1 if a request failed, 128 + n after a signal."""
-    from kvtrace.lab import stack, workload
+    from kvtrace.lab import metrics, stack, workload
+    from kvtrace.report import totals
     from kvtrace.store import discard
 
     load = workload.Load(**wanted.given())
@@ -191,21 +199,34 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
     try:
         with (
             _recording(output, [folder], facts, watch, force=force) as recorder,
-            _stop_signals(_raise_interrupt) as seen,
+            stop_signals(raise_interrupt) as seen,
         ):
             try:
-                with stack.Lab(engines.mode, spool=folder, **sizes) as lab:
+                with stack.Lab(engines.mode, spool=folder, verify_kv=engines.verify_kv, **sizes) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
                     result = workload.run(lab.url, **asdict(load))
+                    recorder.facts |= totals.facts(metrics.read(lab.engines))
             except KeyboardInterrupt:
                 say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)
             write(result.to_text() + "\n")
-            return 0 if len(result.completed) == load.requests else 1
+        _say_totals(output)
+        return 0 if len(result.completed) == load.requests else 1
     except LabError:
         if recorder is not None and not recorder.resumed:
             discard(output)  # nothing was served, and the next attempt should find the name free
         raise
+
+
+def _say_totals(output: Path) -> None:
+    """Say whether vLLM's own totals are those of the finished store."""
+    from kvtrace.report import selection, totals
+    from kvtrace.store import Store
+
+    with Store.open(output) as store:
+        found = totals.totals(store, selection.run_facts(store))
+    if found:
+        say(f"{totals.sentence(found)}; see `kvtrace explain {shlex.quote(str(output))} --reconcile`")
 
 
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
@@ -221,7 +242,7 @@ def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bo
     with _recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
         if once:
             return 0
-        with _stop_signals(lambda *_: ended.set()):
+        with stop_signals(lambda *_: ended.set()):
             failure = None
             while not ended.wait(1.0):
                 if recorder.failure is not None and str(recorder.failure) != str(failure):
@@ -302,24 +323,3 @@ def _clear(folder: Path) -> bool:
     if next(folder.glob("*.kvt"), None) is None:
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
-
-
-@contextmanager
-def _stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[list[int]]:
-    """Call `handler` on SIGINT and SIGTERM; yield the list of those seen."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        handler(number, frame)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtrace import assemble, stages
+from kvtrace import assemble, integrity, stages
 from kvtrace.analyze import load_processes
 from kvtrace.legs import base_ids
 from kvtrace.model import Event
@@ -69,11 +69,10 @@ class Told:
         return None
 
     def last_ns(self, prefix: str) -> int | None:
-        """Return when a stage whose name begins so was last reached, unix ns; None if none was."""
+        """Return when a stage of serving whose name begins so was last reached, unix ns; None if none was."""
         events = self.request.events if self.request is not None else {}
-        return max(
-            (event.t_ns for name, found in events.items() if name.startswith(prefix) for event in found), default=None
-        )
+        served = (found for name, found in events.items() if name.startswith(prefix) and name not in integrity.STAGES)
+        return max((event.t_ns for found in served for event in found), default=None)
 
 
 CHOSEN = "start_ns >= $from AND start_ns < $to AND ($keys IS NULL OR list_contains($keys::BIGINT[], request_key))"

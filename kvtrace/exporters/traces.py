@@ -9,7 +9,7 @@ from kvtrace.exporters import names
 from kvtrace.exporters.names import own
 from kvtrace.exporters.spans import Kind, Link, Span, Value, origin, span_id
 from kvtrace.legs import PUSH
-from kvtrace.verdict import ABORTED, EXPIRED, FAILED
+from kvtrace.verdict import ABORTED, CORRUPT, EXPIRED, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvtrace.exporters.spans import RunFacts
     from kvtrace.model import Transfer
 
-_ERRORS = frozenset((FAILED, ABORTED, EXPIRED))
+_ERRORS = frozenset((FAILED, ABORTED, EXPIRED, CORRUPT))
 
 
 def spans(told: Told, facts: RunFacts) -> list[Span]:

@@ -1,7 +1,7 @@
 """What a run's numbers say in plain words: one small check per finding, none on too little data.
 
 A check of waiting returns a finding only where enough requests show it and enough time is at stake; what must not
-happen at all is told from a few requests on, and lost records always (`terms` has the thresholds).
+happen at all is told from a few requests on, other KV than P's and lost records always (`terms` has the thresholds).
 Inside the bracket around the end of the wire nothing is proven, so no check rests on it.
 """
 
@@ -26,7 +26,7 @@ from kvtrace.findings.terms import (
     of,
     part,
 )
-from kvtrace.verdict import EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
+from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
 # Checks of one group ---------------------------------------------------------------------------------------
 
@@ -145,6 +145,19 @@ def bad_ends(group: Group) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def corruption(group: Group) -> Iterator[Finding]:
+    """Report hand-offs of which checksums say that D went on from other KV: one is too many."""
+    seen = group.verdicts.get(CORRUPT)
+    if seen is not None and seen.requests:
+        yield finding(
+            CORRUPT,
+            f"In {seen.requests:,} requests ({of(group)}) D went on from other KV than P had computed, by the "
+            "checksums of both: their output is suspect.",
+            Grade.MEASURED, stages.UNKNOWN, seen.total_ns, "integrity", seen.examples,
+            "find out who wrote into the blocks: leases that ended, blocks used again, the transport",
+        )  # fmt: skip
+
+
 def pacing(group: Group) -> Iterator[Finding]:
     """Report transfers that make the tokens of others come later."""
     pace = group.pacing
@@ -174,16 +187,16 @@ def saturation(facts: Facts) -> Iterator[Finding]:
 
 
 def stragglers(facts: Facts) -> Iterator[Finding]:
-    """Report a rank that is nearly always the last to have its KV."""
+    """Report a rank that the others nearly always wait for."""
     total_ns = sum(group.ttft_ns for group in facts.groups)
     for one in facts.stragglers:
         if one.requests < LEAST_REQUESTS or one.last < LAST_PART * one.requests or one.total_ns < SHARE * total_ns:
             continue
         yield finding(
             "rank.last",
-            f"Rank {one.rank} of {one.engine} is the last to have its KV in {part(one.last, one.requests)} of "
-            f"{one.requests:,} requests, {ms(one.median_ns)} behind the others at the median.",
-            # Slow in its post, on the wire or in noticing: its reports alone do not tell which.
+            f"Rank {one.rank} of {one.engine} is the one that the others wait for in "
+            f"{part(one.last, one.requests)} of {one.requests:,} requests, {ms(one.median_ns)} at the median.",
+            # Slow in its post, on the wire, in noticing or in its steps: that others wait for it does not tell which.
             Grade.MEASURED, None, one.total_ns, "transfers", one.examples,
         )  # fmt: skip
 
@@ -223,7 +236,8 @@ def losses(facts: Facts) -> Iterator[Finding]:
 
 
 GROUP_CHECKS: tuple[Callable[[Group], Iterator[Finding]], ...] = (
-    registration_late, router_waits, detection, posting, waits, first_contact, bad_ends, unexplained, pacing,
+    registration_late, router_waits, detection, posting, waits, first_contact, bad_ends, corruption, unexplained,
+    pacing,
 )  # fmt: skip
 RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stragglers, held_blocks, retries, losses)
 
@@ -235,7 +249,7 @@ def findings(facts: Facts) -> list[Finding]:
     names a class or a remedy.
     """
     found = [one for check in RUN_CHECKS for one in check(facts)]
-    checks = (bad_ends, unexplained) if facts.saturated else GROUP_CHECKS
+    checks = (bad_ends, corruption, unexplained) if facts.saturated else GROUP_CHECKS
     found += [one for group in facts.groups for check in checks for one in check(group)]
     if facts.saturated:
         found = [replace(one, kind="", remedy="") for one in found]

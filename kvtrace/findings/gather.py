@@ -115,20 +115,12 @@ FROM step WHERE tokens > 0 AND ended_ns IS NOT NULL
 """
 
 _STRAGGLERS_SQL = """
-WITH reported AS (
-  SELECT p.engine, e.request, e.a AS rank, max(e.t_ns) AS t_ns
-  FROM event AS e JOIN engine_process AS p USING (process) WHERE e.stage = 'decode.reported' GROUP BY ALL
-), ordered AS (
-  SELECT engine, request, count(*) AS ranks, arg_max(rank, t_ns) AS last_rank,
-    max(t_ns) - quantile_disc(t_ns, 0.5) AS lead_ns
-  FROM reported GROUP BY ALL HAVING ranks > 1
-), counted AS (
-  SELECT engine, last_rank AS rank, count(*) AS last, sum(lead_ns)::BIGINT AS total_ns,
-    quantile_disc(lead_ns, 0.5) AS median_ns, max_by(request, lead_ns, $examples) AS examples
-  FROM ordered GROUP BY ALL
+WITH counted AS (
+  SELECT decode_engine AS engine, straggler_rank AS rank, count(*) AS last, sum(straggler_ns)::BIGINT AS total_ns,
+    quantile_disc(straggler_ns, 0.5) AS median_ns, max_by(request_id, straggler_ns, $examples) AS examples
+  FROM request WHERE straggler_rank IS NOT NULL GROUP BY ALL
 )
-SELECT c.*, (SELECT count(*) FROM ordered AS o WHERE o.engine = c.engine) AS requests FROM counted AS c
-ORDER BY engine, rank
+SELECT c.*, (sum(last) OVER (PARTITION BY engine))::BIGINT AS requests FROM counted AS c ORDER BY engine, rank
 """
 
 _HELD_SQL = """

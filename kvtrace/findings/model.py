@@ -82,7 +82,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank of one engine that is most often the last to have its KV, and by how much (ns: sum, median)."""
+    """A rank of one engine that the others wait for: in how many requests, and for how long (ns: sum, median)."""
 
     engine: str
     rank: int

@@ -164,3 +164,47 @@ def test_descriptors_have_no_ceiling(descriptors: int, each: int) -> None:
 
     assert (transfer.descriptors, round(transfer.moved_bytes / transfer.descriptors)) == (descriptors, each)
     assert transfer.process == D
+
+
+def _held_up() -> Trace:
+    """Return a pull of two ranks: both have their KV at 40, rank 1 sees its own at 42.9 and leaves step 8 only at 92.
+
+    So rank 0, which saw its transfer in progress at 41, looks again at 93: everything from there on comes 50 ms later.
+    """
+    trace = lacking(pull().shifted(42.5, 50), lambda event: event.stage == "transfer.done")
+    trace.at(93, stages.TRANSFER_DONE, D_LEG, 7, ns(41), 2, process=D)
+    trace.at(38, stages.LOAD_STARTED, D_LEG, 1, 38, process=D1)
+    trace.at(38.5, stages.PREPARED, D_LEG, 3, 20, 1, ref=P_LEG, process=D1)
+    trace.at(39, stages.POST_STARTED, D_LEG, 3, process=D1)
+    trace.at(40, stages.POST_ENDED, D_LEG, 3, 1_300_000, 20, 0, process=D1)
+    trace.at(42.9, stages.TRANSFER_DONE, D_LEG, 3, process=D1).at(43, stages.REPORTED, D_LEG, 1, process=D1)
+    trace.at(41.5, stages.STEP_SCHEDULED, "", 8, 0, 0, 1, process=D)
+    trace.at(42, stages.STEP_STARTED, "", 8, 1, process=D1)
+    trace.at(92, stages.STEP_CONNECTED, "", 8, 1, int(50 * MS), process=D1)
+    return trace.at(92.5, stages.STEP_ENDED, "", 8, process=D)
+
+
+def test_a_rank_that_holds_up_the_steps_of_the_last_one_is_named() -> None:
+    """Seen on engines: the slow rank reports first, and the quick one only because the step lasted, long after."""
+    (held,) = _held_up().answers(BOTH)
+    (free,) = changed(_held_up(), stages.STEP_CONNECTED, lambda e: e.a == 8, t_ns=ns(43.1)).answers(BOTH)
+
+    assert held.straggler is not None
+    assert (held.straggler.rank, held.straggler.last) == (1, 0)
+    assert held.straggler.waited_ns == pytest.approx(49.1 * MS, abs=0.1 * MS)
+    told = "rank 1 of D, which held up the steps of rank 0"
+    assert waited_ms(held, "detection") == {told: pytest.approx(50.1, abs=0.1)}
+    assert f"it waited for {told}" in held.note
+    assert free.straggler is not None
+    assert (free.straggler.rank, free.straggler.last) == (0, 0)
+    assert "it waited for rank 0 of D, the last of 2" in free.note
+
+
+def test_who_held_up_whom_is_not_told_of_kv_whose_arrival_nobody_saw() -> None:
+    """The same without a record of rank 0's read: its KV may have been under way while rank 1 held up the step."""
+    (answer,) = lacking(_held_up(), lambda e: e.process == D and e.stage.startswith("transfer.")).answers(BOTH)
+
+    assert answer.straggler is not None
+    assert (answer.verdict, answer.straggler.rank, answer.straggler.last) == ("incomplete", 0, 0)
+    assert answer.straggler.waited_ns < 5 * MS
+    assert "held up" not in answer.note

@@ -144,6 +144,28 @@ def test_blocks_that_computing_requests_hold_on_d_are_its_queue() -> None:
     assert _on_p(computing) == _on_p(push().answer())
 
 
+def _queued(name: str, at_ms: float, *looked_ms: float) -> Trace:
+    """Return a request in D's queue at which D's scheduler looks in vain."""
+    trace = Trace().at(at_ms, stages.DECODE_ENQUEUED, name, 600, 0, 1, process=D)
+    for look_ms in looked_ms:
+        trace.at(look_ms, stages.DECODE_CONSIDERED, name, 0, 599, process=D)
+    return trace
+
+
+def test_those_behind_one_that_gets_no_blocks_wait_for_blocks_too() -> None:
+    """Seen on engines: only the first in D's queue is looked at, and those behind it lack blocks as much."""
+    scene = _late_allocation()
+    ahead, behind = (
+        next(a for a in repeated(scene, _queued("q", at_ms, 40, 50, 60)).answers() if a.segments) for at_ms in (2.5, 39)
+    )
+
+    assert causes_ms(ahead)["decode.capacity"] == 30
+    assert "decode.capacity" not in causes_ms(behind), "one that came later is not ahead"
+    got = _queued("q", 2.5, 40).at(40.1, stages.DECODE_ALLOCATED, "q", 5, 599, process=D)
+    (served,) = (a for a in repeated(scene, got).answers() if a.segments)
+    assert "decode.capacity" not in causes_ms(served), "a look that led to blocks was not in vain"
+
+
 def test_finished_requests_hold_blocks_on_p() -> None:
     """What a lease keeps on P while nothing computes is coordination, and named; without a lease nobody is to blame."""
     trace = push().shifted(3.9, 20, only=_but(stages.DECODE_ALLOCATED, stages.REGISTRATION_QUEUED))
