@@ -7,7 +7,6 @@ Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
@@ -108,10 +107,14 @@ def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
 
 def _merged(segments: list[Segment]) -> list[Segment]:
     merged: list[Segment] = []
+    last = None
     for segment in segments:
-        if merged and replace(merged[-1], start_ns=0, end_ns=0) == replace(segment, start_ns=0, end_ns=0):
-            segment = replace(segment, start_ns=merged.pop().start_ns)  # noqa: PLW2901 -- the merged piece goes on as this one
-        merged.append(segment)
+        what = (segment.cause, segment.waited_for, segment.crosses_hosts)
+        if what == last:
+            merged[-1] = Segment(merged[-1].start_ns, segment.end_ns, *what)
+        else:
+            merged.append(segment)
+        last = what
     return merged
 
 
@@ -152,20 +155,21 @@ def _divide(
     """Return the parts of one edge, tiling [start_ns, end_ns)."""
     if end_ns <= start_ns:
         return []
-    side = edge.split.partition(".")[0]
-    timeline = around.timelines.get(_engine(request, side), NOTHING)
-    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
-    if edge.split.endswith(".wait"):
-        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
-        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
-    if edge.split.endswith(".steps"):
-        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
-    if edge.split.endswith(".ride") and timeline.steps:
-        return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name)
-    if edge.split.endswith(".tail"):
-        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+    if edge.split:
+        parts = _divide_by_evidence(edge, start_ns, end_ns, graph, request, around)
+        if parts is not None:
+            return parts
+    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
+    if graph.last_rank and edge.after.name in _RANKED:
+        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
+    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
+    return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
+
+
+def _divide_by_evidence(
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+) -> list[Part] | None:
+    """Return the parts of an edge that divides by what was going on meanwhile, None where nothing of that is known."""
     if edge.split == "sender":
         return _divide_sender(start_ns, end_ns, graph, request, around)
     if edge.split in ("registration", "late"):
@@ -174,11 +178,19 @@ def _divide(
         return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "join":
         return _divide_join(edge, start_ns, end_ns, graph)
-    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
-    if graph.last_rank and edge.after.name in _RANKED:
-        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
-    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
-    return _after_lost(whole, request) if edge.before.name in _SENT else [whole]
+    side, _, what = edge.split.partition(".")
+    timeline = around.timelines.get(_engine(request, side), NOTHING)
+    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
+    if what == "wait":
+        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
+        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
+    if what == "steps":
+        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
+        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+    if what == "tail":
+        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
+        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+    return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
 
 
 _RANKED = frozenset(

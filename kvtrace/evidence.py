@@ -113,6 +113,14 @@ def step_end_ns(step: Step) -> int:
     return step.ended_ns or max(step.connected_ns, step.forwarded_ns, step.started_ns, step.scheduled_ns)
 
 
+# What the events of an engine are that a timeline is made from.
+_KINDS = {
+    **{stage.name: stage.name.partition(".")[0] for stage in stages.STAGES if stage.where is stages.Where.ENGINE},
+    **{stage.name: "handshake" for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)},
+    **dict.fromkeys(occupancy.STAGES, "blocks"),
+}
+
+
 def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict[str, Timeline]:
     """Return per engine id its steps, sender threads, handshakes and blocks, from all events of a run."""
     stamps: dict[str, list[Event]] = defaultdict(list)
@@ -121,16 +129,17 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
     holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     queued: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
-        process = processes.get(event.process)
+        kind = _KINDS.get(event.stage)
+        process = processes.get(event.process) if kind is not None else None
         if process is None:
             continue
-        if event.stage.startswith("step."):
+        if kind == "step":
             stamps[process.engine].append(event)
-        elif event.stage.startswith("sender.") and event.stage != stages.SENDER_PICKED.name:
+        elif kind == "sender":
             senders[process.engine][event.process].append(event)
-        elif event.stage.startswith("handshake."):
+        elif kind == "handshake":
             handshakes[process.engine].append(event)
-        elif event.stage in occupancy.STAGES:
+        else:
             holding[process.engine][event.request].append(event)
         if event.stage in QUEUE_STAGES:
             queued[process.engine][event.request].append(event)

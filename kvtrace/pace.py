@@ -112,7 +112,7 @@ def _charge(found: Pace, step: Step, posted: Posts | None) -> None:
     before_ns, behind_ns = extension_ns(step)
     found.extension_ns += before_ns + behind_ns
     found.occupancy_ns += step.connector_ns
-    if posted is None:
+    if posted is None or not before_ns + behind_ns:
         return
     began_ns = step.started_ns or step.scheduled_ns
     forward_ns = began_ns + before_ns

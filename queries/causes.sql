@@ -1,6 +1,11 @@
--- What requests waited for on their way to the first token, cause by cause.
+-- What requests waited for on their way to the first token, cause by cause, the costliest first.
 --
--- $mode  VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $mode     VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $scope    VARCHAR  Only this scope: client, router or engine; all of them if not given.
+-- $prefill  VARCHAR  Only requests whose P is this engine; all of them if not given.
+-- $decode   VARCHAR  Only requests whose D is this engine; all of them if not given.
+-- $from_ns  BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns    BIGINT   Only what began before this time, unix ns; up to the last if not given.
 --
 -- mode      VARCHAR  How the KV was handed over.
 -- scope     VARCHAR  Where the first token was seen; scopes do not compare.
@@ -13,7 +18,10 @@
 -- p99_ms    DOUBLE   99th percentile over those, ms.
 -- remedy    VARCHAR  What usually helps.
 WITH answered AS (
-  SELECT request_key, mode, scope, ttft_ns FROM request WHERE ttft_ns IS NOT NULL AND ($mode IS NULL OR mode = $mode)
+  SELECT request_key, mode, scope, ttft_ns FROM request
+  WHERE ttft_ns IS NOT NULL AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode) AND ($scope IS NULL OR scope = $scope)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 ), whole AS (
   SELECT mode, scope, sum(ttft_ns)::DOUBLE AS ttft_ns FROM answered GROUP BY mode, scope
 ), per_request AS (

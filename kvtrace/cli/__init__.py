@@ -55,6 +55,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command("kvtrace.cli.export", "Export requests to Perfetto, OpenTelemetry or Parquet."),
     "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
+    "dashboards": Command("kvtrace.cli.dashboards", "Write Grafana's dashboards, alert rules and provisioning files."),
     "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),
     "lab": Command("kvtrace.cli.lab", "Start prefill engines, decode engines and a router on this machine."),
     "upgrade": Command("kvtrace.cli.upgrade", "Bring a store of an older kvtrace to the present schema."),

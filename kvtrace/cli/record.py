@@ -88,22 +88,9 @@ def command(
     seed: Annotated[int | None, typer.Option(help="With --lab: seed of prompts and arrivals.")] = None,
     prefill: Annotated[int | None, typer.Option(help="With --lab: prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="With --lab: decode engines.")] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="[HOST:]PORT", help="Show Prometheus metrics there, at /metrics.")
-    ] = None,
-    otlp: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send each request's spans there: grpc://HOST:4317 or http://HOST:4318."),
-    ] = None,
-    otlp_share: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            metavar="0..1",
-            help="With --otlp: requests to send beside slow and failed ones; 1 is all.",
-        ),
-    ] = None,
+    metrics: watching.Metrics = None,
+    otlp: watching.Otlp = None,
+    otlp_share: watching.OtlpShare = None,
     verify_kv: Annotated[
         float,
         typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
@@ -114,8 +101,6 @@ def command(
     engines = Engines(lab or "", prefill, decode, verify_kv)
     argv = tuple(command_line or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
-    if otlp_share is not None and otlp is None:
-        raise UsageError("--otlp-share belongs to --otlp URL")
     name = lab or ("spool" if spool else Path(argv[0]).name)
     target = output or Path(f"kvtrace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.duckdb")
     if argv and (code := _check_command(argv)):

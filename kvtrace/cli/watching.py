@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from kvtrace.errors import ExportError
+import typer
+
+from kvtrace.errors import ExportError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +17,19 @@ if TYPE_CHECKING:
 
     from kvtrace.collect import Observer
     from kvtrace.exporters.live import SpanObserver
+
+Metrics = Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help="Show Prometheus metrics there, at /metrics.")]
+Otlp = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Send each request's spans there: grpc://HOST:4317 or http://HOST:4318."),
+]
+OtlpShare = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, metavar="0..1", help="With --otlp: requests to send beside slow and failed ones; 1 is all."
+    ),
+]
+"""The options of `record` that this module serves."""
 
 _SPANS_VARIABLE = "KVTRACE_SPANS"
 
@@ -34,6 +49,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         """Open what was asked for, before anything is started. Raises UsageError or ExportError where it cannot be."""
+        if self._share is not None and self._otlp is None:
+            raise UsageError("--otlp-share belongs to --otlp URL")
         try:
             if self._metrics is not None:
                 self._open_metrics(self._metrics)
