@@ -12,7 +12,7 @@
 WITH told AS (
   SELECT
     'verdict' AS kind, verdict AS what, coalesce(decode_engine, '') AS engine, start_ns AS at_ns, request_id AS request
-  FROM request WHERE verdict IN ('incomplete', 'aborted', 'expired', 'failed', 'recomputed')
+  FROM request WHERE verdict IN ('incomplete', 'aborted', 'expired', 'failed', 'recomputed', 'corrupt')
   UNION ALL
   SELECT e.stage::VARCHAR, e.ref, coalesce(p.engine, ''), e.t_ns, e.request
   FROM event AS e LEFT JOIN engine_process AS p USING (process)

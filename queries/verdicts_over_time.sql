@@ -15,13 +15,15 @@
 -- failed      BIGINT                    Requests that failed.
 -- recomputed  BIGINT                    Requests whose prompt D computed itself.
 -- no_handoff  BIGINT                    Requests without a hand-off.
+-- corrupt     BIGINT                    Requests for which D went on from other KV than P had computed.
 WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
 SELECT
   to_timestamp((start_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts,
   count(*) FILTER (verdict = 'complete') AS complete, count(*) FILTER (verdict = 'incomplete') AS incomplete,
   count(*) FILTER (verdict = 'aborted') AS aborted, count(*) FILTER (verdict = 'expired') AS expired,
   count(*) FILTER (verdict = 'failed') AS failed, count(*) FILTER (verdict = 'recomputed') AS recomputed,
-  count(*) FILTER (verdict = 'no handoff') AS no_handoff
+  count(*) FILTER (verdict = 'no handoff') AS no_handoff,
+  count(*) FILTER (verdict = 'corrupt') AS corrupt
 FROM request, per
 WHERE ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
   AND ($mode IS NULL OR mode = $mode)

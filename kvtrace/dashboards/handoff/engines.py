@@ -84,6 +84,7 @@ def trouble() -> list[Panel]:
         "expired": YELLOW,
         "aborted": COORDINATION,
         "failed": VERMILION,
+        "corrupt": TRANSFER,
     }
     return [
         time_series(
