@@ -117,6 +117,7 @@ def step_end_ns(step: Step) -> int:
 _KINDS = {
     **{stage.name: stage.name.partition(".")[0] for stage in stages.STAGES if stage.where is stages.Where.ENGINE},
     **{stage.name: "handshake" for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)},
+    **dict.fromkeys(QUEUE_STAGES - occupancy.STAGES, "queue"),
     **dict.fromkeys(occupancy.STAGES, "blocks"),
 }
 
@@ -139,7 +140,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             senders[process.engine][event.process].append(event)
         elif kind == "handshake":
             handshakes[process.engine].append(event)
-        else:
+        elif kind == "blocks":
             holding[process.engine][event.request].append(event)
         if event.stage in QUEUE_STAGES:
             queued[process.engine][event.request].append(event)

@@ -85,7 +85,7 @@ def detection(group: Group) -> Iterator[Finding]:
         "detection",
         f"D notices {ms(seen.median_ns)} after the KV has arrived (median of {seen.requests:,} requests in which "
         f"the arrival is certain{pace}).",
-        Grade.MEASURED, stages.DETECTION, seen.total_ns, "causes", seen.examples,
+        Grade.MEASURED, stages.DETECTION, seen.total_ns, "detection", seen.examples,
     )  # fmt: skip
 
 
