@@ -23,6 +23,7 @@ def causes() -> list[Panel]:
             "causes",
             [
                 MODE,
+                Column("scope"),
                 Column("cause", width=170),
                 CLASS,
                 REQUESTS,
