@@ -137,7 +137,7 @@ function setUp(): void {
     unit: D.unitOverrideProcessor, min: D.numberOverrideProcessor, max: D.numberOverrideProcessor,
     decimals: D.numberOverrideProcessor, displayName: D.stringOverrideProcessor, color: D.identityOverrideProcessor,
     thresholds: D.thresholdsOverrideProcessor, mappings: D.valueMappingsOverrideProcessor, noValue: D.stringOverrideProcessor,
-    links: D.dataLinksOverrideProcessor, filterable: D.identityOverrideProcessor,
+    links: D.dataLinksOverrideProcessor, filterable: D.identityOverrideProcessor, fieldMinMax: D.identityOverrideProcessor,
   };
   D.standardFieldConfigEditorRegistry.setInit(() => Object.entries(processors).map(([id, process]) => ({
     id, path: id, name: id, process, override: () => null, editor: () => null, shouldApply: () => true, settings: {}, category: [],
