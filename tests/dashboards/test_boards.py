@@ -210,6 +210,7 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
         names.LEASES.name,
         names.STEPS.name,
         names.SKIPPED.name,
+        names.SPANS.name,
         names.SPOOL.name,
         names.STATE.name,
     }

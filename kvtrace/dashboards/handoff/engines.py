@@ -133,6 +133,22 @@ def blocks() -> list[Panel]:
             height=6,
         ),
         table(
+            "Checked blocks",
+            "see whether D went on from the KV that P had computed (record --verify-kv)",
+            "integrity",
+            [
+                MODE,
+                REQUESTS,
+                Column("corrupt_requests", "corrupt"),
+                Column("whole_requests", "whole"),
+                Column("checked_blocks", "blocks compared"),
+                Column("corrupt_blocks", "blocks that differ"),
+                Column("unchecked_blocks", "not compared"),
+            ],
+            width=12,
+            height=6,
+        ),
+        table(
             "Leases",
             "see whether P gives blocks up before they are read",
             "leases",
