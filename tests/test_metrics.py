@@ -18,7 +18,7 @@ from kvtrace.metrics.values import Values
 from kvtrace.store import Store
 from tests.emitted import emit
 from tests.exported import failed
-from tests.test_collect import until
+from tests.recordings import until
 from tests.trace import Trace, pull, push
 
 if TYPE_CHECKING:

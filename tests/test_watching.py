@@ -19,7 +19,7 @@ from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
 from tests.otlp_receiver import RECEIVERS, values
-from tests.test_collect import until
+from tests.recordings import until
 from tests.trace import pull, push
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kvtrace.exporters.otlp import Sender
 from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
 from tests.otlp_receiver import RECEIVERS, Received
-from tests.test_collect import until
+from tests.recordings import until
 
 pytestmark = pytest.mark.engine
 
