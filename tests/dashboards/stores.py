@@ -24,7 +24,12 @@ def write_full(path: Path) -> Path:
     """Write eight requests a second apart, by push and by pull, one of them failed, with events of both engines."""
     sample = Sample(facts={"model": "tiny", "recorder.state": "finished", "recorder.lag_ms": "120"})
     for number in range(6):
-        values = {"client_request_id": f"client-{number}", "registration_late_ns": (number - 3) * 10 * MS, **HELD, **CHECKED}
+        values = {
+            "client_request_id": f"client-{number}",
+            "registration_late_ns": (number - 3) * 10 * MS,
+            **HELD,
+            **CHECKED,
+        }
         path_of = scaled(1 + number % 3)
         sample.add(f"push-{number}", path_of, start_ms=1000 * number, prompt_tokens=300 << number % 3, **values)
     sample.add("pull-0", PUSH_PATH, start_ms=6000, mode="pull", registration_late_ns=None, **HELD)
