@@ -37,7 +37,9 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     made = Scene(rng, number, ranks=rng.choice((1, 1, 1, 2)))
     made.rows = _processes(made)
     gap_ms = rng.choice((15, 40, 120, 400))
-    absent = {stage.name for stage in stages.STAGES if rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS}
+    absent = {
+        stage.name for stage in stages.STAGES if rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS
+    }
     at_ms = 0.0
     for index in range(requests):
         at_ms += rng.expovariate(1 / gap_ms)
@@ -83,7 +85,7 @@ def _request(made: Scene, index: int) -> Trace:
         trace.events = [event for event in trace.events if not event.stage.startswith("router.")]
     elif happened < 0.40:
         trace.at(rng.uniform(2, 40), stages.DECODE_ENQUEUED, d, 600, 0, 1, ref=p)
-    elif happened < 0.43:
+    elif happened < 0.405:
         for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED):
             trace.at(rng.uniform(30, 45), stage, "", 0, 1, process=P, ref=f"d{made.number}")
     elif happened < 0.46:

@@ -165,9 +165,7 @@ class _Made:
         self.add(stages.DECODE_ALLOCATED, allocated, self.decode, "d", None, 38, (_PROMPT - 1) * (remote & ~cached))
         return allocated, step
 
-    def _transferred(
-        self, finished: Times, staged: Times, allocated: Times, step: Times, handed: Mask
-    ) -> Times:
+    def _transferred(self, finished: Times, staged: Times, allocated: Times, step: Times, handed: Mask) -> Times:
         """Add the hand-off itself; return when D's worker had noticed its end."""
         push = self.is_push
         moved = handed & ~self.is_odd("prompt cached on D")
@@ -248,7 +246,8 @@ class _Made:
                 numbers = self.grid.between(side, pair, begin_ns, end_ns)
                 times = self.grid.times(side, np.full(len(numbers), pair), numbers)
                 tokens, requests = (4096, 8) if side == PREFILL else (32, 32)
-                for stage, at, payload in zip(_STEP_STAGES, times, ((tokens, requests), (), (), (0, 400_000), ()), strict=True):
+                said = ((tokens, requests), (), (), (0, 400_000), ())
+                for stage, at, payload in zip(_STEP_STAGES, times, said, strict=True):
                     self.add(stage, at, process, "", None, numbers, *payload)
                 if side == PREFILL:
                     woke = np.arange(begin_ns // (20 * _MS), end_ns // (20 * _MS)) * (20 * _MS)
@@ -257,7 +256,8 @@ class _Made:
 
     def table(self) -> pa.Table:
         """Return all events added so far as one table in time order."""
-        code, t_ns, process, request, ref, *payload = (np.concatenate(parts) for parts in zip(*self.columns, strict=True))
+        gathered = zip(*self.columns, strict=True)
+        code, t_ns, process, request, ref, *payload = (np.concatenate(parts) for parts in gathered)
         order = np.argsort(t_ns, kind="stable")
         codes, place = np.unique(code, return_inverse=True)
         names = self._dictionary()
@@ -275,9 +275,7 @@ class _Made:
     def _dictionary(self) -> pa.Array:
         """Return all names: the words, the ids that the router minted, those of P and those of D."""
         stem = pc.binary_join_element_wise("kvt-", self._hex(16), "")
-        of_p, of_d = (
-            pc.binary_join_element_wise("cmpl-", stem, "-0-", self._hex(4), "") for _ in range(2)
-        )
+        of_p, of_d = (pc.binary_join_element_wise("cmpl-", stem, "-0-", self._hex(4), "") for _ in range(2))
         return pa.concat_arrays([pa.array(self._words), stem, of_p, of_d])
 
     def _hex(self, width: int) -> pa.Array:

@@ -1,4 +1,5 @@
 """Events to legs in SQL: who emitted what, the engines' steps, and one row a leg of either engine."""
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from kvtrace.schema.shape import text
 
 FRONT = tuple(
     stage for stage in stages.STAGES
-    if stage.name.startswith(("client.", "router.", "prefill.http_", "decode.http_")) or stage is stages.DECODE_FIRST_TOKEN_OUT
+    if stage.name.startswith(("client.", "router.", "prefill.http_", "decode.http_"))
+    or stage is stages.DECODE_FIRST_TOKEN_OUT
 )  # fmt: skip
 LOOSE = (stages.REGISTRATION_RECEIVED, stages.ORPHANED)
 _TRANSFER = (
-    stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED, stages.PROBED,
+    stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED,
+    stages.PROBED,
 )  # fmt: skip
 _EITHER = (*_TRANSFER, stages.NOTIFIED, stages.TRANSFER_BEGUN)
 _SAID = "\"ref\" <> ''"
@@ -49,7 +52,9 @@ def spread(name: str, stage: stages.Stage) -> str:
 
 def _base(request: str) -> str:
     """Return SQL for the id that a front end was likeliest sent, as `legs.base_ids` has it: nested columns."""
-    strip = " ".join(f"WHEN starts_with(whole, '{p}-') THEN substring(whole, {len(p) + 2})" for p in PREFIXES.split("|"))
+    strip = " ".join(
+        f"WHEN starts_with(whole, '{one}-') THEN substring(whole, {len(one) + 2})" for one in PREFIXES.split("|")
+    )
     return f"""SELECT *, CASE WHEN NOT starts_with(whole, 'cmpl-') THEN cut WHEN cut LIKE '%-0' THEN left(cut, -2)
       ELSE regexp_replace(cut, '-[0-9]+$', '') END AS base
     FROM (SELECT *, regexp_matches(right(stem, 9), '^-[0-9a-f]{{8}}$') AS suffixed,
@@ -122,7 +127,10 @@ def steps() -> list[tuple[str, str]]:
       CASE WHEN ended <> 0 THEN ended ELSE greatest(connected, forwarded, started, sched) END AS over FROM stamped)
   WINDOW w AS (PARTITION BY eno ORDER BY sched, step)""",
         ),
-        ("engine_steps", "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS begun FROM made GROUP BY eno"),
+        (
+            "engine_steps",
+            "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS begun FROM made GROUP BY eno",
+        ),
     ]
 
 
@@ -138,7 +146,8 @@ def _transfers() -> str:
     return f"""{take("count(*)", *_TRANSFER)} AS x_n, {take("min(a)", *_TRANSFER)} AS x_a0,
     {take("max(a)", *_TRANSFER)} AS x_a1, {take("min(process)", *_TRANSFER)} AS x_p0,
     {take("max(process)", *_TRANSFER)} AS x_p1, {points},
-    {take("arg_max(b, t_ns)", stages.POST_ENDED)} AS x_bytes, {take("arg_max(d, t_ns)", stages.POST_ENDED)} AS x_at_post,
+    {take("arg_max(b, t_ns)", stages.POST_ENDED)} AS x_bytes,
+    {take("arg_max(d, t_ns)", stages.POST_ENDED)} AS x_at_post,
     {take("max(t_ns)", stages.PROBED)} AS x_probed, {take("count(*)", stages.TRANSFER_FAILED)} AS x_failed_n,
     {take("min(t_ns)", stages.TRANSFER_FAILED)} AS x_failed,
     {take("max(b)", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
@@ -181,7 +190,8 @@ def legs() -> list[tuple[str, str]]:
     {take("count(*)", s.DECODE_SCHEDULED)} AS own_sched_n, {take("max(a)", s.DECODE_SCHEDULED)} AS own_step,
     {take("max(b)", s.DECODE_SCHEDULED)} AS own_b, {take("max(c)", s.DECODE_SCHEDULED)} AS own_c,
     {take("max(d)", s.DECODE_SCHEDULED)} AS own_d, {spread("received", s.REGISTRATION_RECEIVED)},
-    {take("max(process)", s.REGISTRATION_RECEIVED)} AS received_p1, {take("arg_max(process, t_ns)", s.REGISTRATION_RECEIVED)} AS reader,
+    {take("max(process)", s.REGISTRATION_RECEIVED)} AS received_p1,
+    {take("arg_max(process, t_ns)", s.REGISTRATION_RECEIVED)} AS reader,
     {take("min(process)", s.REGISTRATION_RECEIVED)} AS received_p0"""
     return [("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 

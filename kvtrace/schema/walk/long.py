@@ -1,4 +1,5 @@
 """Waits with many steps in them, in rows: a row a step, in the order in which the engine made them up."""
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -64,4 +65,27 @@ def rows() -> list[tuple[str, str]]:
   WHERE p.since < p.until"""),
         ("blocked", """SELECT DISTINCT k FROM (SELECT k FROM l2 WHERE kind <> 'ride' AND look <= sched
     UNION ALL SELECT k FROM pieces WHERE kind <> 'ride' AND cause = 'unattributed' AND look < until)"""),
+    ]  # fmt: skip
+
+
+def senders() -> list[tuple[str, str]]:
+    """Return the CTEs up to `asleep`: (k, cause, since, until) of every wait for a sender thread."""
+    wake, busy = stages.WRITER_WAKE.name, stages.WRITER_BUSY.name
+    return [
+        ("s0", """SELECT w.k, w.wait, w.since, w.until, w.process, w.eno, coalesce(a.place, 1) AS p0 FROM (
+      SELECT k, sender AS process, pe AS eno, w.since AS since, w.until AS until, row_number() OVER () AS wait
+      FROM (SELECT k, sender, pe, unnest(waits) AS w FROM o)) AS w
+    ASOF LEFT JOIN awake AS a ON a.process = w.process AND a.since <= w.since"""),
+        ("s1", """SELECT w.*, unnest(range(p0, coalesce(a.place, 0) + 1)) AS place FROM s0 AS w
+    ASOF LEFT JOIN awake AS a ON a.process = w.process AND a.since < w.until"""),
+        ("s2", """SELECT w.k, w.wait, greatest(w.since, a.since) AS since, least(w.until, a.until) AS until
+  FROM s1 AS w JOIN awake AS a ON a.process = w.process AND a.eno = w.eno AND a.place = w.place
+  WHERE a.until > w.since AND a.since < w.until"""),
+        ("asleep", f"""SELECT k, '{busy}' AS cause, since, until FROM s2
+  UNION ALL SELECT k, '{wake}', coalesce(before, w_since), since FROM (SELECT s2.k, s2.since, w.since AS w_since,
+      lag(s2.until) OVER (PARTITION BY s2.wait ORDER BY s2.since) AS before FROM s2 JOIN s0 AS w USING (wait))
+    WHERE coalesce(before, w_since) < since
+  UNION ALL SELECT k, '{wake}', coalesce(busy_until, since), until FROM s0
+    LEFT JOIN (SELECT wait, max(until) AS busy_until FROM s2 GROUP BY wait) USING (wait)
+    WHERE coalesce(busy_until, since) < until"""),
     ]  # fmt: skip

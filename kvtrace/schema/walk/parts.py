@@ -2,6 +2,7 @@
 
 A part is a cause with the condition, begin and end of its stretch, as SQL over the columns of one request.
 """
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from kvtrace import stages
 from kvtrace.critical_path import JOIN_NS
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
+from kvtrace.schema.walk.points import NEVER_NS
 
 _PLAIN = ("", "handshake")
 
@@ -61,13 +63,16 @@ def divided() -> list[tuple[str, str]]:
     on_r = f"{_waits(s.PREFILL_STAGED, s.PREFILL_FINISHED)} AND p_has_steps"
     on_m = _waits(s.MATCHED, s.SENDER_PICKED, s.PREFILL_STAGED)
     sd, sp, sr, sm = "s_decode_begun", "s_prefill_begun", "s_prefill_staged", "s_transfer_matched"
-    apart = f"coalesce(ps_sched <= {sr} AND (ps_a1_sched IS NULL OR ps_a1_sched > {sr}) AND (ps_a2_sched IS NULL OR ps_a2_sched >= prefill_staged), false)"
+    apart = (
+        f"coalesce(ps_sched <= {sr} AND (ps_a1_sched IS NULL OR ps_a1_sched > {sr}) "
+        "AND (ps_a2_sched IS NULL OR ps_a2_sched >= prefill_staged), false)"
+    )
     columns = {
         "wp_long": f"coalesce({on_p} AND {sp} IS NOT NULL AND ps_b1_sched > {sp}, false)",
         "wp_u": f"CASE WHEN {on_p} THEN {_until(sp, 'prefill_begun', _P_NEAR)} END",
         "wd_long": f"coalesce({on_d} AND {sd} IS NOT NULL AND ds_b1_sched > {sd}, false)",
         "wd_u": f"CASE WHEN {on_d} THEN {_until(sd, 'decode_begun', _D_NEAR)} END",
-        "wa_long": f"coalesce({on_a} AND s_decode_allocated IS NOT NULL AND da_next < decode_allocated, false)",
+        "wa_long": f"coalesce({on_a} AND s_decode_allocated < decode_allocated AND da_next < decode_allocated, false)",
         "wa_u": f"CASE WHEN {on_a} THEN {_until('s_decode_allocated', 'decode_allocated', _A_NEAR)} END",
         "wr_long": f"coalesce({on_r} AND {sr} IS NOT NULL AND NOT {apart}, false)",
         "wr_run": f"CASE WHEN {on_r} AND {apart} THEN CASE WHEN {sr} < ps_over THEN least(ps_over, prefill_staged) "
@@ -78,7 +83,8 @@ def divided() -> list[tuple[str, str]]:
     }
     later = {
         "wr_next": "coalesce(ps_a1_sched < prefill_staged AND least(ps_a1_over, prefill_staged) > wr_run, false)",
-        "m_stop": "CASE WHEN decode_allocated < m_arrival THEN decode_allocated WHEN decode_allocated IS NOT NULL THEN m_arrival END",
+        "m_stop": "CASE WHEN decode_allocated < m_arrival THEN decode_allocated "
+        "WHEN decode_allocated IS NOT NULL THEN m_arrival END",
         "m_u": _until("m_at", "least(decode_allocated, m_arrival)", _A_NEAR),
     }
     return [
@@ -100,12 +106,17 @@ def _listed(columns: dict[str, str]) -> str:
 def _odd() -> str:
     """Return what of a path cannot be told in columns, as branches of a CASE."""
     from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
+    waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
     return f"""WHEN n0 IS NULL THEN NULL
       WHEN (d_reported_n > 2 AND decode_reported IS NULL) OR (told_n > 2 AND transfer_notified IS NULL
           AND (mode = 'push' OR NOT has_x)) OR (p_staged_n > 2 AND prefill_staged IS NULL)
         OR (p_picked_n > 2 AND sender_picked IS NULL) OR (p_matched_n > 2 AND transfer_matched IS NULL)
-        OR (d_loading_n > 2 AND decode_load_started IS NULL) OR (d_sent IS NULL AND received_n > 2 AND registered IS NULL)
-        THEN 'many of one point'
+        OR (d_loading_n > 2 AND decode_load_started IS NULL)
+        OR (d_sent IS NULL AND received_n > 2 AND registered IS NULL) THEN 'many of one point'
+      WHEN NOT has_x AND p_w_p0 <> p_w_p1 AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL)
+        THEN 'several ranks'
+      WHEN d_sent IS NOT NULL AND message_low < coalesce(least, {NEVER_NS}) AND {waited}
+        AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
       WHEN met_since <= token_ns AND met_until >= begin_ns THEN 'a handshake meanwhile'
       WHEN (wp_u < prefill_begun AND NOT wp_long AND p_look < prefill_begun)
         OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)

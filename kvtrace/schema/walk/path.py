@@ -1,4 +1,5 @@
 """The walk in SQL: at every point the last-arriving predecessor, then the chain of them back from the first token."""
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def walked(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
         f"times[-{chosen[node.name]}])) END AS s_{column(node.name)}"
         for node in graph
     )
-    only = ", ".join(f"CASE WHEN {kept[node.name]} THEN {chosen[node.name]} END AS {chosen[node.name]}" for node in graph)
+    only = ", ".join(
+        f"CASE WHEN {kept[node.name]} THEN {chosen[node.name]} END AS {chosen[node.name]}" for node in graph
+    )
     return [
         (
             "e",
@@ -49,7 +52,8 @@ def walked(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
 def _direct(node: Node) -> str:
     """Return when the last-arriving direct predecessor was there, NULL if there is none."""
     mine = column(node.name)
-    return f"greatest({', '.join(f'CASE WHEN {column(e.before.name)} <= {mine} THEN {column(e.before.name)} END' for e in node.incoming)})"
+    before = [column(edge.before.name) for edge in node.incoming]
+    return f"greatest({', '.join(f'CASE WHEN {one} <= {mine} THEN {one} END' for one in before) or 'NULL::BIGINT'})"
 
 
 def _picked(node: Node) -> str:

@@ -1,8 +1,9 @@
-"""Legs to requests in SQL, and their events to points: which one counts where there are several, and what is derived.
+"""Legs to requests in SQL, and their events to points: which counts where there are several, and what is derived.
 
 A request whose events do not fit one of the usual shapes is not guessed at: the column `why` says what is unusual, and
 the reference walk answers for it.
 """
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ from kvtrace.schema.walk.plan import column
 
 # Later than anything recorded, and twice as much is still a BIGINT.
 NEVER_NS = 4_000_000_000_000_000_000
+
+
+# Of such a request it is not even known whose engines they were.
+_APART = "'imported points', 'ids that lead to other requests', 'engines that are both sides'"
 
 
 def latest(name: str, limit: str) -> str:
@@ -36,7 +41,11 @@ def joined() -> list[tuple[str, str]]:
     FULL JOIN (SELECT COLUMNS('(.*)') AS 'f_\\1' FROM f) AS f ON f_request = l.base
   WHERE p_k0 IS NOT NULL OR d_k0 IS NOT NULL OR f_request IS NOT NULL""",
         ),
-        ("twice", "SELECT base FROM p GROUP BY base HAVING count(*) > 1 UNION SELECT base FROM d GROUP BY base HAVING count(*) > 1"),
+        (
+            "twice",
+            "SELECT base FROM p GROUP BY base HAVING count(*) > 1 "
+            "UNION SELECT base FROM d GROUP BY base HAVING count(*) > 1",
+        ),
         (
             "linked",
             """SELECT base, d_ref0 AS other, true AS to_p FROM j
@@ -48,11 +57,11 @@ def joined() -> list[tuple[str, str]]:
             "astray",
             """SELECT unnest([l.base, o.base]) AS base FROM linked AS l
     JOIN (SELECT base, request, true AS is_p FROM p UNION ALL SELECT base, request, false FROM d WHERE k0 IS NOT NULL)
-      AS o ON o.request = l.other AND o.is_p = l.to_p""",
+      AS o ON o.request = l.other AND o.is_p = l.to_p WHERE o.base <> l.base""",
         ),
         (
             "named",
-            """SELECT base, whole, stem, cut FROM p UNION ALL SELECT base, whole, stem, cut FROM d WHERE k0 IS NOT NULL""",
+            "SELECT base, whole, stem, cut FROM p UNION ALL SELECT base, whole, stem, cut FROM d WHERE k0 IS NOT NULL",
         ),
         (
             "misnamed",
@@ -95,7 +104,8 @@ def requests() -> list[tuple[str, str]]:
         (
             "da",
             """SELECT d.k, m.sched, m.over, m.tokens, m.b1_over, m.b1_tokens, m.a1_sched
-  FROM (SELECT k, eno, enq FROM d WHERE enq IS NOT NULL) AS d ASOF LEFT JOIN made AS m ON m.eno = d.eno AND m.sched <= d.enq""",
+  FROM (SELECT k, eno, enq FROM d WHERE enq IS NOT NULL) AS d
+    ASOF LEFT JOIN made AS m ON m.eno = d.eno AND m.sched <= d.enq""",
         ),
         (
             "owned",
@@ -167,12 +177,17 @@ def surroundings() -> list[tuple[str, str]]:
     return [
         (
             "awake",
-            """SELECT process, t_ns AS since FROM (SELECT process, t_ns, stage,
-      lead(stage) OVER (PARTITION BY process ORDER BY t_ns, stage::VARCHAR) AS after
-    FROM event JOIN proc USING (process) WHERE stage IN ('sender.woke', 'sender.slept'))
+            f"""SELECT process, eno, t_ns AS since, coalesce(slept, {NEVER_NS}) AS until,
+    row_number() OVER (PARTITION BY process ORDER BY t_ns) AS place
+  FROM (SELECT process, eno, t_ns, stage, lead(stage) OVER w AS after, lead(t_ns) OVER w AS slept
+    FROM event JOIN proc USING (process) WHERE stage IN ('sender.woke', 'sender.slept')
+    WINDOW w AS (PARTITION BY process ORDER BY t_ns, stage::VARCHAR))
   WHERE stage = 'sender.woke' AND (after IS NULL OR after = 'sender.slept')""",
         ),
-        ("known", "SELECT * FROM r WHERE why IS NULL OR why NOT IN ('imported points', 'ids that lead to other requests', 'engines that are both sides', 'several legs', 'several transfers')"),
+        (
+            "known",
+            f"SELECT * FROM r WHERE why IS NULL OR why NOT IN ({_APART}, 'several legs', 'several transfers')",
+        ),
         (
             "fast",
             """SELECT pe, de, x_size, min(greatest(0, seen_ns - x_started_mx)) AS fastest FROM known
@@ -180,16 +195,16 @@ def surroundings() -> list[tuple[str, str]]:
         ),
         (
             "messages",
-            """SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least FROM (SELECT pe, de, received_mx, d_sent,
-      d_reader AS process FROM known WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
+            """SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
+  FROM (SELECT pe, de, received_mx, d_sent, d_reader AS process FROM known WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
     ASOF LEFT JOIN awake AS a ON a.process = m.process AND a.since <= m.received_mx
   WHERE a.since IS NULL OR a.since <= m.d_sent GROUP BY m.pe, m.de""",
         ),
         (
             "unsure",
-            """SELECT pe, de, anywhere, min(fast_low) AS fast_low, min(message_low) AS message_low FROM (SELECT
+            f"""SELECT pe, de, anywhere, min(fast_low) AS fast_low, min(message_low) AS message_low FROM (SELECT
       unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de,
-      why IN ('imported points', 'ids that lead to other requests', 'engines that are both sides') AS anywhere,
+      why IN ({_APART}) AS anywhere,
       CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
         CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
         least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
@@ -200,8 +215,8 @@ def surroundings() -> list[tuple[str, str]]:
         (
             "meetings",
             f"""SELECT eno, "ref" AS peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref", process,
-      min(t_ns) AS since, CASE WHEN count(*) FILTER (stage = 'handshake.started')
-        > count(*) FILTER (stage = 'handshake.ended') THEN {NEVER_NS} ELSE max(t_ns) END AS until
+      min(t_ns) AS since, CASE WHEN max(t_ns) FILTER (stage = 'handshake.started')
+        >= coalesce(max(t_ns) FILTER (stage = 'handshake.ended'), 0) THEN {NEVER_NS} ELSE max(t_ns) END AS until
     FROM event JOIN proc AS p USING (process) WHERE stage IN ('handshake.started', 'handshake.ended')
     GROUP BY p.eno, "ref", process) GROUP BY ALL""",
         ),
@@ -211,8 +226,9 @@ def surroundings() -> list[tuple[str, str]]:
 def placed() -> list[tuple[str, str]]:
     """Return the CTEs `b` and `g`: the transfer's bracket, and every point of the graph as a column."""
     narrow = {
-        name: f"CASE WHEN mode = 'push' AND has_x AND {n}_p0 = {n}_p1 AND {n}_p0 = x_p0 THEN {latest(name, 'x_prepared_mx')} ELSE {name}_mx END"
-        for name, n in (("p_staged", "p_w"), ("p_picked", "p_w"), ("p_matched", "p_w"))
+        name: "CASE WHEN mode = 'push' AND has_x AND p_w_p0 = p_w_p1 AND p_w_p0 = x_p0 "
+        f"THEN {latest(name, 'x_prepared_mx')} ELSE {name}_mx END"
+        for name in ("p_staged", "p_picked", "p_matched")
     }  # fmt: skip
     return [
         (
@@ -220,8 +236,6 @@ def placed() -> list[tuple[str, str]]:
             f"""SELECT * EXCLUDE (why), CASE WHEN why IS NOT NULL THEN why
       WHEN has_x AND seen_ns IS NOT NULL AND fast_low < coalesce(fastest, {NEVER_NS})
         AND arrived > least(bracket_low, bracket_high) THEN 'the fastest of its pair is not sure'
-      WHEN mode = 'push' AND d_sent IS NOT NULL AND message_low < coalesce(least, {NEVER_NS})
-        THEN 'the quickest message of its pair is not sure'
       WHEN (f_sent_p_n > 2 AND router_prefill_sent IS NULL) OR (f_sent_d_n > 2 AND router_decode_sent IS NULL)
         OR (d_ready_n > 2 AND decode_ready IS NULL) THEN 'many of one point'
       WHEN has_x AND ((mode = 'push' AND p_w_p0 <> p_w_p1 AND (p_staged_n > 1 OR p_picked_n > 1 OR p_matched_n > 1))
@@ -238,9 +252,10 @@ def placed() -> list[tuple[str, str]]:
           greatest(x_started_mx, coalesce(x_pending + coalesce(x_offset, 0), 0)) AS wire_low
         FROM r LEFT JOIN fast ON fast.pe = r.pe AND fast.de = r.de AND fast.x_size = r.x_size
           LEFT JOIN messages ON messages.pe = r.pe AND messages.de = r.de
-          LEFT JOIN (SELECT pe, de, min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure GROUP BY ALL)
-            AS u ON u.pe = r.pe AND u.de = r.de
-          CROSS JOIN (SELECT min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure WHERE anywhere) AS ua)))""",
+          LEFT JOIN (SELECT pe, de, min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
+            GROUP BY pe, de) AS u ON u.pe = r.pe AND u.de = r.de
+          CROSS JOIN (SELECT min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
+            WHERE anywhere) AS ua)))""",
         ),
         (
             "g",

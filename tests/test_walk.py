@@ -1,0 +1,151 @@
+"""Two engines of attribution, one answer: what SQL says of a request is what the reference walk says, to the nanosecond.
+
+SQL may decline a request, with a reason, and then gives no number at all; how many it may decline is part of the test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from kvtrace import assemble, attribution, critical_path, stages
+from kvtrace.analyze import load_events, load_processes
+from kvtrace.model import Attribution, Event
+from kvtrace.schema.walk import answers
+from kvtrace.store import Store
+from kvtrace.testing import Fleet, fill
+from tests.walk_scenes import scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+SCENES, REQUESTS = 56, 40
+SEED = 7
+ANSWERED_LEAST = 0.6
+"""The share of these untidy requests that SQL answers at least."""
+Row = dict[str, Any]
+
+
+def filled(path: Path, scenes: range, requests: int) -> Store:
+    """Return an open store that holds these scenes."""
+    store = Store.open(path, "write")
+    made = [scene(number, requests, SEED) for number in scenes]
+    rows = [row for one in made for row in one.rows]
+    store.append("process", pa.Table.from_pylist(rows, schema=store.arrow_schema("process")))
+    events = [dict(zip(Event._fields, event, strict=True)) for one in made for event in one.events]
+    store.append("event", pa.Table.from_pylist(events))
+    return store
+
+
+def reference(store: Store) -> list[Attribution]:
+    """Return what the reference walk says of every request of a store."""
+    processes, events = load_processes(store), load_events(store)
+    requests = assemble.assemble(events, processes)
+    around = attribution.surroundings(events, requests, processes)
+    return [attribution.attribute(request, around) for request in requests]
+
+
+def expected(answer: Attribution) -> Row:
+    """Return the row that SQL has to give for a request."""
+    request, shares = answer.request, answer.shares_ns
+    row: Row = {
+        "client_request_id": request.client_request_id, "mode": request.mode, "ttft_ns": answer.ttft_ns,
+        "prefill_engine": request.prefill_engine, "decode_engine": request.decode_engine,
+        "first_token_ns": answer.first_token_ns,
+    }  # fmt: skip
+    if answer.ttft_ns is not None:
+        row |= {
+            "scope": answer.scope, "start_ns": answer.start_ns, "compute_run_ns": shares["compute.run"],
+            "compute_queue_ns": shares["compute.queue"], "coordination_ns": shares["coordination"],
+            "compute_ns": shares["compute.run"] + shares["compute.queue"], "transfer_ns": shares["transfer"],
+            "unattributed_ns": shares["unattributed"], "transfer_low_ns": answer.transfer_low_ns,
+            "transfer_high_ns": answer.transfer_high_ns,
+        }  # fmt: skip
+    return row
+
+
+def path_of(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return a path's stretches in order, neighbours of one cause as one."""
+    merged: list[tuple[int, int, str]] = []
+    for start_ns, end_ns, cause in sorted(spans):
+        if merged and merged[-1][1:] == (start_ns, cause):
+            merged[-1] = (merged[-1][0], end_ns, cause)
+        else:
+            merged.append((start_ns, end_ns, cause))
+    return merged
+
+
+def compare(store: Store, edges: Sequence[stages.Edge] = stages.EDGES, *, paths: bool = True) -> float:
+    """Assert that SQL and the reference agree wherever SQL answers; return the share of requests that it answers."""
+    by_base: dict[str, list[Attribution]] = defaultdict(list)
+    for answer in reference(store):
+        by_base[answer.request.base_id].append(answer)
+    rows = {row["request_id"]: row for row in store.rows(answers.requests(edges))}
+    spans: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for row in store.rows(answers.segments(edges)) if paths else ():
+        spans[row["request_id"]].append((row["start_ns"], row["end_ns"], row["cause"]))
+    assert set(rows) == set(by_base)
+    differing = []
+    for name, row in rows.items():
+        if not row["walked"]:
+            assert row["unwalked"]
+            assert all(row[key] is None for key in row if key.endswith("_ns"))
+            assert name not in spans
+            continue
+        (answer,) = by_base[name]
+        wanted = expected(answer)
+        found = {key: row[key] for key in wanted}
+        path = path_of([(s.start_ns, s.end_ns, s.cause) for s in answer.segments])
+        if found != wanted or (paths and path_of(spans[name]) != path):
+            differing.append((name, {k: (found[k], v) for k, v in wanted.items() if found[k] != v}, path, spans[name]))
+    assert differing == []
+    return sum(row["walked"] for row in rows.values()) / len(rows)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with filled(tmp_path_factory.mktemp("walk") / "many.duckdb", range(SCENES), REQUESTS) as store:
+        yield store
+
+
+def test_both_engines_agree_on_random_deployments(many: Store) -> None:
+    """2,240 requests of 56 deployments: points missing, doubled, displaced, several ranks, push and pull."""
+    assert compare(many) >= ANSWERED_LEAST
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_engines_agree_on_random_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Graphs of which random edges are gone, so that farther ancestors have to stand in."""
+    rng = random.Random(seed)
+    edges = [edge for edge in stages.EDGES if rng.random() > 0.15]
+    incoming = {
+        name: tuple(edge for edge in edges if edge.after.name == name) for name in {edge.after.name for edge in edges}
+    }
+    monkeypatch.setattr(critical_path, "_INCOMING", incoming)
+    with filled(tmp_path / "graph.duckdb", range(100 + 4 * seed, 104 + 4 * seed), 25) as store:
+        assert compare(store, edges) >= ANSWERED_LEAST / 2
+
+
+def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:
+    """The traffic that the benchmarks use: SQL answers nearly all of it."""
+    with Store.open(tmp_path / "fleet.duckdb", "write") as store:
+        fill(store, Fleet(1_500, seed=3, odd_share=0.2, http=True))
+
+        assert compare(store) >= 0.95
+
+
+def test_a_fleet_is_the_same_every_time(tmp_path: Path) -> None:
+    """One seed, one list of events; another seed, another."""
+    found = []
+    for seed in (1, 1, 2):
+        with Store.open(tmp_path / f"{len(found)}.duckdb", "write") as store:
+            fill(store, Fleet(200, seed=seed))
+            found.append(store.rows("SELECT count(*) AS n, sum(hash(event))::VARCHAR AS print FROM event"))
+
+    assert found[0] == found[1]
+    assert found[0] != found[2]
