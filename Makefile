@@ -61,9 +61,10 @@ test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines 
 test-fast: setup ## tests without engines
 	@$(BIN)/pytest -q -m "not engine"
 
-bench: setup ## what tracing costs: emit, ingest, serving
+bench: setup ## what tracing costs: emit, ingest, attribution, serving
 	@$(BIN)/python -m tests.bench_emit
 	@$(BIN)/python -m tests.bench_ingest
+	@$(BIN)/python -m tests.bench_attribution
 	@$(BIN)/python -m tests.bench_serving
 
 clean: ## remove everything that was installed or made

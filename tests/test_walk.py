@@ -1,4 +1,4 @@
-"""Two engines of attribution, one answer: what SQL says of a request is what the reference walk says, to the nanosecond.
+"""Two engines of attribution, one answer: SQL says of a request what the reference walk says, to the nanosecond.
 
 SQL may decline a request, with a reason, and then gives no number at all; how many it may decline is part of the test.
 """

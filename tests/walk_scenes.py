@@ -1,4 +1,4 @@
-"""Random deployments with random traffic, far untidier than real ones: what both engines of attribution have to agree on."""
+"""Random deployments and traffic, far untidier than real ones, on which both engines of attribution have to agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     return made
 
 
-def _request(made: Scene, index: int) -> Trace:
+def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list of what may happen
     """Return one request's events: a tidy push or pull, then something that happens to requests."""
     rng = made.rng
     name = f"s{made.number}-{index:03}"

@@ -115,9 +115,9 @@ class _Made:
         sent_d = np.where(push, self.after(decided, 50, 150) + late, self.after(returned, 50, 150))
         self.add(stages.ROUTER_DECODE_SENT, sent_d, ROUTER, "front", front)
         handed = ~odd("no hand-off")
-        allocated, step = self._to_decode(sent_d, handed)
-        noticed = self._transferred(finished, staged, allocated, step, handed)
-        self._answered(noticed, allocated, step, handed, front)
+        step = self._to_decode(sent_d, handed)
+        noticed = self._transferred(finished, staged, step, handed)
+        self._answered(noticed, step, handed, front)
 
     def _on_prefill(self, sent: Times, front: Mask) -> tuple[Times, Times, Times]:
         """Add what happens on P; return when it finished, when its reply was back, when the blocks were staged."""
@@ -147,8 +147,8 @@ class _Made:
         staged = self.after(self.grid.times(PREFILL, self.pair, last + 1)[1], 10, 90)
         return finished, returned, staged
 
-    def _to_decode(self, sent: Times, handed: Mask) -> tuple[Times, Times]:
-        """Add what happens on D before its blocks are there; return when they were, and D's step behind that."""
+    def _to_decode(self, sent: Times, handed: Mask) -> Times:
+        """Add what happens on D before its blocks are there; return the number of D's step behind that."""
         arrived = self.after(sent, 200, 600)
         enqueued = self.after(arrived, 1000, 6000)
         if self.fleet.http:
@@ -163,9 +163,9 @@ class _Made:
         self.add(stages.DECODE_CONSIDERED, allocated - 10 * _US, self.decode, "d", None, 0, (_PROMPT - 1) * remote)
         cached = self.is_odd("prompt cached on D")
         self.add(stages.DECODE_ALLOCATED, allocated, self.decode, "d", None, 38, (_PROMPT - 1) * (remote & ~cached))
-        return allocated, step
+        return step
 
-    def _transferred(self, finished: Times, staged: Times, allocated: Times, step: Times, handed: Mask) -> Times:
+    def _transferred(self, finished: Times, staged: Times, step: Times, handed: Mask) -> Times:
         """Add the hand-off itself; return when D's worker had noticed its end."""
         push = self.is_push
         moved = handed & ~self.is_odd("prompt cached on D")
@@ -213,7 +213,7 @@ class _Made:
         self.add(stages.LEASE_EXPIRED, done - 500 * _US, self.prefill, "p", moved & expired)
         return noticed
 
-    def _answered(self, noticed: Times, allocated: Times, step: Times, handed: Mask, front: Mask) -> None:
+    def _answered(self, noticed: Times, step: Times, handed: Mask, front: Mask) -> None:
         """Add the way from the notice to the answer."""
         aborted = self.is_odd("aborted")
         moved = handed & ~self.is_odd("prompt cached on D")

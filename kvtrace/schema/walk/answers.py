@@ -96,7 +96,8 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
 
 _SEGMENTS = """SELECT base, p.cause AS cause, p.since AS since, p.until AS until FROM (
     SELECT base, unnest(parts) AS p FROM o ANTI JOIN blocked USING (k) WHERE reason IS NULL)
-  UNION ALL SELECT base, cause, since, stop FROM pieces JOIN o USING (k) ANTI JOIN blocked USING (k) WHERE reason IS NULL
+  UNION ALL SELECT base, cause, since, stop FROM pieces JOIN o USING (k) ANTI JOIN blocked USING (k)
+    WHERE reason IS NULL
   UNION ALL SELECT base, cause, since, until FROM asleep JOIN o USING (k) ANTI JOIN blocked USING (k)
     WHERE reason IS NULL"""
 
@@ -112,7 +113,7 @@ _LONG_SUM = f"""SELECT p.k, coalesce(sum(stop - since) FILTER (cause IN {_QUEUES
       FILTER (cause = 'unattributed' AND o.unseen_span IS NOT NULL), 0)::BIGINT AS unseen_ns
   FROM pieces AS p JOIN o USING (k) GROUP BY p.k"""
 
-_WHOLE = """SELECT base, f_client, mode, p_engine, d_engine, begin_ns, 
+_WHOLE = """SELECT base, f_client, mode, p_engine, d_engine, begin_ns,
     CASE WHEN n0 IS NOT NULL THEN token_ns END AS first_ns,
     CASE WHEN reason IS NOT NULL THEN reason WHEN blocked.k IS NOT NULL THEN 'blocks' END AS reason,
     by_router, run_ns, o.queue_ns + coalesce(l.queue_ns, 0) AS queue_ns,

@@ -129,7 +129,8 @@ def steps() -> list[tuple[str, str]]:
         ),
         (
             "engine_steps",
-            "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS begun FROM made GROUP BY eno",
+            "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS begun "
+            "FROM made GROUP BY eno",
         ),
     ]
 

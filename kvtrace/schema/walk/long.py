@@ -47,18 +47,22 @@ def rows() -> list[tuple[str, str]]:
       greatest(at0, max(least(m.over, l.until)) OVER (PARTITION BY k, kind ORDER BY l.place
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS free, turn0
     FROM l1 AS l JOIN made AS m ON m.eno = l.eno AND m.place = l.place) WHERE stop > free"""),
-        ("l3", """SELECT *, greatest(free, sched) AS begun, least(greatest(free, sched), free + coalesce(lag(turn) OVER w, turn0)) AS known,
+        ("l3", """SELECT *, greatest(free, sched) AS begun,
+    least(greatest(free, sched), free + coalesce(lag(turn) OVER w, turn0)) AS known,
     lag(cause) OVER w AS earlier FROM l2 WINDOW w AS (PARTITION BY k, kind ORDER BY place)"""),
-        ("l4", """SELECT l0.*, coalesce(l.stop, at0) AS last, coalesce(l.turn, turn0) AS last_turn, l.cause AS last_cause
+        ("l4", """SELECT l0.*, coalesce(l.stop, at0) AS last, coalesce(l.turn, turn0) AS last_turn,
+    l.cause AS last_cause
   FROM l0 LEFT JOIN (SELECT k, kind, max(stop) AS stop, arg_max(turn, place) AS turn, arg_max(cause, place) AS cause
     FROM l2 GROUP BY k, kind) AS l USING (k, kind)"""),
         ("pieces", f"""SELECT k, kind, look, until, p.cause AS cause, p.since AS since, p.until AS stop FROM (
     SELECT k, kind, look, until, unnest([
-      {{'cause': CASE WHEN kind = 'ride' THEN '{wait}' WHEN earlier IS NULL THEN side || '.step_boundary' ELSE cause END,
+      {{'cause': CASE WHEN kind = 'ride' THEN '{wait}' WHEN earlier IS NULL THEN side || '.step_boundary'
+          ELSE cause END,
         'since': free, 'until': known}}, {{'cause': 'unattributed', 'since': known, 'until': begun}},
       {{'cause': cause, 'since': begun, 'until': stop}}]) AS p FROM l3
     UNION ALL SELECT k, kind, look, until, unnest([
-      {{'cause': CASE WHEN kind = 'ride' THEN '{wait}' ELSE side || '.step_boundary' END, 'since': since, 'until': at0}},
+      {{'cause': CASE WHEN kind = 'ride' THEN '{wait}' ELSE side || '.step_boundary' END,
+        'since': since, 'until': at0}},
       {{'cause': CASE WHEN kind = 'ride' THEN '{wait}' WHEN last_cause = side || '.queue' THEN last_cause
           ELSE side || '.step_boundary' END, 'since': last, 'until': least(until, last + last_turn)}},
       {{'cause': 'unattributed', 'since': least(until, last + last_turn), 'until': until}}]) AS p FROM l4)

@@ -72,7 +72,8 @@ def _picked(node: Node) -> str:
             "CASE WHEN i = 0 OR (i // 100 = j // 100 AND times[j % 100] > times[i % 100]) THEN j ELSE i END) % 100"
         )
     return (
-        f"CASE WHEN {mine} IS NULL OR {mine} <= begin_ns THEN 0 WHEN {arrived} IS NOT NULL THEN CASE {arrived} {direct} "
+        f"CASE WHEN {mine} IS NULL OR {mine} <= begin_ns THEN 0 WHEN {arrived} IS NOT NULL "
+        f"THEN CASE {arrived} {direct} "
         f"END{farther or ' ELSE 0'} END"
     )
 

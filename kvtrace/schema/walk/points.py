@@ -138,7 +138,8 @@ def _step_columns(side: str) -> str:
 def _unusual() -> str:
     """Return SQL for what keeps a request from being walked here; the first reason counts."""
     return """CASE
-      WHEN EXISTS (FROM proc WHERE imported <> '' AND engine = '') OR m.f_has_client OR m.p_begun_n > 0 OR m.d_begun_n > 0
+      WHEN EXISTS (FROM proc WHERE imported <> '' AND engine = '') OR m.f_has_client OR m.p_begun_n > 0
+        OR m.d_begun_n > 0
         THEN 'imported points'
       WHEN s.base IS NOT NULL OR n.base IS NOT NULL OR (p_request = d_request AND (p_suffixed OR p_k0 = d_k0))
         THEN 'ids that lead to other requests'
@@ -196,7 +197,8 @@ def surroundings() -> list[tuple[str, str]]:
         (
             "messages",
             """SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
-  FROM (SELECT pe, de, received_mx, d_sent, d_reader AS process FROM known WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
+  FROM (SELECT pe, de, received_mx, d_sent, d_reader AS process FROM known
+    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
     ASOF LEFT JOIN awake AS a ON a.process = m.process AND a.since <= m.received_mx
   WHERE a.since IS NULL OR a.since <= m.d_sent GROUP BY m.pe, m.de""",
         ),
