@@ -73,8 +73,7 @@ def _picked(node: Node) -> str:
         )
     return (
         f"CASE WHEN {mine} IS NULL OR {mine} <= begin_ns THEN 0 WHEN {arrived} IS NOT NULL "
-        f"THEN CASE {arrived} {direct} "
-        f"END{farther or ' ELSE 0'} END"
+        f"THEN {f'CASE {arrived} {direct} END' if direct else '0'}{farther or ' ELSE 0'} END"
     )
 
 

@@ -27,7 +27,7 @@ class Node:
 
 
 def nodes(edges: Sequence[stages.Edge]) -> list[Node]:
-    """Return every point that has predecessors, with what `critical_path` looks through for it, in that order."""
+    """Return every point with what `critical_path` looks through for it, in that order."""
     incoming = {name: tuple(edge for edge in edges if edge.after.name == name) for name in POINTS}
     found = []
     for name in POINTS:
@@ -39,8 +39,7 @@ def nodes(edges: Sequence[stages.Edge]) -> list[Node]:
             seen.update(frontier)
             if frontier:
                 levels.append(tuple(frontier))
-        if levels:
-            found.append(Node(name, incoming[name], tuple(levels[1:])))
+        found.append(Node(name, incoming[name], tuple(levels[1:])))
     return found
 
 
