@@ -8,12 +8,14 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors tests
+PARALLEL := -n logical --maxprocesses 8
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-timing lint bench clean
+.PHONY: help setup demo test test-fast test-timing dashboards-test lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -31,6 +33,15 @@ $(CLIENTS)/stamp: requirements/clients.txt
 	  install --no-compile --no-deps -r requirements/clients.txt
 	@touch $@
 
+$(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
+	@tests/dashboards/set_up $(DASHBOARDS) $(PYTHON)
+	@touch $@
+
+# What the boards are drawn from, beside a store made up: real engines, where there are any.
+$(DASHBOARDS)/recording.duckdb: $(VENV)/stamp | $(DASHBOARDS)/stamp
+	@if test -e $(VENV)/without-engine; then exit 0; fi; \
+	$(BIN)/kvtrace record -o $@ --force --lab push $(DEMO) >/dev/null
+
 demo: setup ## record and explain one push and one pull run of real engines
 	@if test -e $(VENV)/without-engine; then echo "make demo: no engine for this platform; see make setup" >&2; exit 1; fi
 	@mkdir -p demo
@@ -40,6 +51,10 @@ demo: setup ## record and explain one push and one pull run of real engines
 	  $(BIN)/kvtrace explain demo/$$mode.duckdb --slowest 1; \
 	done
 
+dashboards-test: setup $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb ## dashboards: SQL, Prometheus, DuckDB 1.5, panels drawn in Chromium
+	@$(BIN)/kvtrace dashboards write dashboards --check
+	@$(BIN)/pytest -q tests/dashboards
+
 lint: setup ## style, types, import contracts
 	@$(BIN)/ruff check $(PACKAGES)
 	@$(BIN)/ruff format --check --quiet $(PACKAGES)
@@ -47,26 +62,29 @@ lint: setup ## style, types, import contracts
 	@$(BIN)/lint-imports --no-logo
 
 test: lint ## lint, then all tests, real engines and public load generators included
+	@$(MAKE) $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
-	  $(BIN)/pytest -q -m "not engine"; \
+	  $(BIN)/pytest -q $(PARALLEL) -m "not engine"; \
 	else \
 	  $(MAKE) $(CLIENTS)/stamp; \
-	  $(BIN)/pytest -q --durations=25; \
+	  $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"; \
+	  $(BIN)/pytest -q --durations=20 -m engine; \
 	fi
 
 test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants a quiet machine
 	@$(BIN)/pytest -q -m timing
 
 test-fast: setup ## tests without engines
-	@$(BIN)/pytest -q -m "not engine"
+	@$(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
 
-bench: setup ## what tracing costs: emit, ingest, attribution, serving
+bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving
 	@$(BIN)/python -m tests.bench_emit
 	@$(BIN)/python -m tests.bench_ingest
 	@$(BIN)/python -m tests.bench_attribution
+	@$(BIN)/python -m tests.bench_checks
 	@$(BIN)/python -m tests.bench_serving
 
 clean: ## remove everything that was installed or made
-	@rm -rf $(VENV) $(CLIENTS) demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(CLIENTS) $(DASHBOARDS) demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

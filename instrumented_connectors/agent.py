@@ -88,6 +88,11 @@ class AgentSide:
         """Say for which request the transfers that come next on this thread are."""
         self._current = (request, remote_request)
 
+    @property
+    def current(self) -> tuple[str, str]:
+        """Return for which request, and under which id on the other side, transfers are made at present."""
+        return self._current
+
     # Descriptors ---------------------------------------------------------------------------------
 
     def _descriptors_made(self, _token: None, result: Any, descs: Any, *_args: Any, **_kwargs: Any) -> None:

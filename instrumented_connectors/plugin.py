@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 NAMES = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 _MODULE = "instrumented_connectors.nixl"
+_SPOOL_VARIABLE = "KVTRACE_SPOOL"  # `kvtrace.emit` has it too; without it, nothing of kvtrace is imported
 _log = logging.getLogger("vllm.kvtrace")
 
 
 def register() -> None:
     """Put the instrumented classes behind vLLM's names where tracing is switched on; never raise."""
-    if not os.environ.get("KVTRACE_SPOOL"):
+    if not os.environ.get(_SPOOL_VARIABLE):
         return
     try:
         _register()

@@ -36,6 +36,10 @@ REGISTRATION_INBOX = Private("_reg_send_inbox", ("push",), "Registrations that w
 FINISHED_INBOX = Private("_finished_blocks_inbox", ("push",), "Blocks that wait for P's sender thread to pick them up.")
 DEFERRED_INBOX = Private("_deferred_push_inbox", ("push",), "Pushes that wait for P's sender thread after a handshake.")
 UNMATCHED_BLOCKS = Private("_push_finished_blocks", ("push",), "Blocks whose registration P's sender thread waits for.")
+PHYSICAL_BLOCKS = Private(
+    "_physical_blocks_per_logical_kv_block", (), "How many of NIXL's blocks one of the scheduler's is; 1 where absent."
+)
+HAS_MAMBA = Private("_has_mamba", (), "Whether blocks hold states beside KV, which have descriptors of their own.")
 
 PRIVATES: tuple[Private, ...] = (
     NIXL_HANDSHAKE,
@@ -47,6 +51,8 @@ PRIVATES: tuple[Private, ...] = (
     FINISHED_INBOX,
     DEFERRED_INBOX,
     UNMATCHED_BLOCKS,
+    PHYSICAL_BLOCKS,
+    HAS_MAMBA,
 )
 
 

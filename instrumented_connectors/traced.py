@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import kvtrace
 from instrumented_connectors import privates, versions
 from instrumented_connectors.agent import AgentSide
+from instrumented_connectors.block_checks import BlockChecks
+from instrumented_connectors.block_news import BlockNews
 from instrumented_connectors.device_clock import device_clock
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.peers import PeerSide
 from instrumented_connectors.probe import Probe
+from instrumented_connectors.sampling import Sampling
 from instrumented_connectors.scheduler_side import SchedulerSide
 from instrumented_connectors.sender import SenderSide
 from instrumented_connectors.watch import watch
@@ -43,15 +46,18 @@ class Traced:
 def attach(connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:
     """Watch a connector that has just been constructed, in the role that it has."""
     config = connector.kv_transfer_config
+    sampling = Sampling.from_environment()
     if connector.connector_scheduler is not None:
         _state("core", connector, vllm_config, tracer, mode)
         SchedulerSide(tracer, producer=config.kv_role == "kv_producer").attach(connector)
+        if sampling.rate:
+            BlockNews(tracer, sampling).attach(connector)
     if connector.connector_worker is not None:
         _state("worker", connector, vllm_config, tracer, mode)
-        _attach_worker(connector, tracer, mode)
+        _attach_worker(connector, tracer, mode, sampling)
 
 
-def _attach_worker(connector: Any, tracer: Tracer, mode: str) -> None:
+def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling) -> None:
     worker = connector.connector_worker
     rank = int(worker.tp_rank)
     lease_s = connector.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
@@ -79,6 +85,9 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str) -> None:
         )
     worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
     WorkerSide(tracer, holdings, rank, pulls=mode == "pull", device_clock=clock).attach(connector)
+    if sampling.rate:
+        tracer.fact("verify_kv", str(sampling.rate))
+        BlockChecks(tracer, sampling, rank, pulls=mode == "pull").attach(connector, worker, agent)
 
 
 def _state(kind: str, connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:

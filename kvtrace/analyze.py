@@ -9,16 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attempts, attribution, graph, occupancy, schema, stages
-from kvtrace.model import Attribution, Event, Process
+from kvtrace import assemble, attempts, attribution, evidence, graph, occupancy, schema, stages
+from kvtrace.legs import TRANSFER_STAGES, base_ids
+from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.store import Store
 
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
+WHOLE_ANALYSIS_EVENTS = 200_000
+"""Stores up to this size are worked out whole once more when their events are complete; larger ones in part."""
 # A request older than this is not worked out again, and a step that began this long before a request may matter to it.
 _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
-# Blocks taken longer before are not seen to keep a request waiting that is worked out while the run goes on.
-_HOLDING_NS = 60_000_000_000
+# What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
+_BESIDE_NS = 60_000_000_000
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -30,62 +33,80 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     beside: list[Event] = []
     if since_ns is None:
         events = load_events(store)
-        requests = assemble.assemble(events, processes)
         for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
     else:
         events, beside = _load_recent(store, since_ns)
-        requests = assemble.assemble(events, processes)
-    around = attribution.surroundings([*events, *beside], requests, processes)
+    requests = assemble.assemble(events, processes)
+    around = _surroundings(events, beside, requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
     write(store, answers, replace=since_ns is not None)
     return len(answers)
 
 
+def _surroundings(
+    events: list[Event], beside: list[Event], requests: list[Request], processes: Mapping[int, Process]
+) -> graph.Surroundings:
+    """Return what walks need: what others posted meanwhile and how fast their transfers were counts as well."""
+    others = assemble.assemble((event for event in beside if event.request), processes)
+    return attribution.surroundings([*events, *beside], [*requests, *others], processes)
+
+
 def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
-    """Return every event of the requests that have one since then, and what their engines did meanwhile.
+    """Return every event of the requests that have one since then, and what their engines did meanwhile."""
+    fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
+    bases = {base for row in fresh for base in base_ids(row["request"])}
+    return _load_of(store, bases, since_ns - _LOOK_BACK_NS, NEVER_NS)
+
+
+def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[list[Event], list[Event]]:
+    """Return the events in that time of the requests that bear one of these ids, and what their engines did meanwhile.
 
     A retry belongs to the requests that bear its client's id, and whoever holds blocks may keep others waiting.
     """
-    from_ns = since_ns - _LOOK_BACK_NS
-    fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
-    bases = {base for row in fresh for base in assemble.base_ids(row["request"])}
-    named = store.rows(_NAMED_SQL, {"since": from_ns, "stage": stages.ROUTER_RECEIVED.name})
+    span = {"from": from_ns, "to": to_ns}
+    bases = set(bases)
+    named = store.rows(_NAMED_SQL, {**span, "stage": stages.ROUTER_RECEIVED.name})
     clients = Counter(row["client"] for row in named)
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
-    known = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": from_ns})
-    candidates = {row["request"]: assemble.base_ids(row["request"]) for row in known}
+    known = store.rows(f"SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> ''", span)  # noqa: S608 -- names of ours, values are bound
+    candidates = {row["request"]: base_ids(row["request"]) for row in known}
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
-    linking = {"since": from_ns, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
+    linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
     for row in store.rows(_LINKED_SQL, linking):
-        bases.update(assemble.base_ids(row["request"]), assemble.base_ids(row["other"]))
+        bases.update(base_ids(row["request"]), base_ids(row["other"]))
     ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
     if not ids:
         return [], []
-    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request IN (SELECT unnest($ids))"  # noqa: S608 -- names of ours, values are bound
-    events = _events(store, own, {"since": from_ns, "ids": ids})
+    events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
     first_ns = min(event.t_ns for event in events)
-    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    others = (
-        f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns >= $since AND request <> '' "  # noqa: S608 -- the same
-        "AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))"
-    )
-    holding = {"since": first_ns - _HOLDING_NS, "ids": ids, "stages": sorted(occupancy.STAGES)}
-    beside = _events(store, around, {"since": first_ns - _MARGIN_NS}) + _events(store, others, holding)
-    return events, beside
+    around = {"from": first_ns - _MARGIN_NS, "to": to_ns}
+    holding = {"from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE)}
+    return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
 
 
-_NAMED_SQL = """
-SELECT DISTINCT request, "ref" AS client FROM event WHERE t_ns >= $since AND stage::VARCHAR = $stage AND "ref" <> ''
+# Of other requests count who holds blocks or is in their way in a queue, what was posted, how long messages and
+# transfers took, and whose those are.
+_BESIDE = frozenset((
+    *occupancy.STAGES, *evidence.QUEUE_STAGES, *TRANSFER_STAGES, stages.NOTIFIED.name, stages.MATCHED.name,
+    stages.LOAD_STARTED.name, stages.REGISTRATION_SENT.name, stages.REGISTRATION_RECEIVED.name,
+    stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name, stages.DECODE_HTTP_RECEIVED.name,
+    stages.DECODE_SCHEDULED.name,
+))  # fmt: skip
+_WITHIN = "t_ns BETWEEN $from AND $to"
+_SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
+_BESIDE_SQL = f"""
+{_SELECT} AND request <> '' AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))
 """
-
-
-_LINKED_SQL = """
+_NAMED_SQL = f"""
+SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
+"""  # noqa: S608 -- the same
+_LINKED_SQL = f"""
 SELECT DISTINCT request, "ref" AS other FROM event
-WHERE t_ns >= $since AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
+WHERE {_WITHIN} AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
   AND (request IN (SELECT unnest($names)) OR "ref" IN (SELECT unnest($names)))
-"""
+"""  # noqa: S608 -- the same
 
 
 def _names(answer: Attribution) -> set[str]:
@@ -101,23 +122,15 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     The poll that saw a transfer done stands beside the notification, whichever of them the request waited for.
     """
     from_ns, to_ns = request["start_ns"] - _MARGIN_NS, (request["end_ns"] or request["start_ns"]) + _MARGIN_NS
-    span = {"from": from_ns, "to": to_ns}
-    named = store.rows("SELECT DISTINCT request FROM event WHERE t_ns BETWEEN $from AND $to AND request <> ''", span)
-    wanted = set(assemble.base_ids(request["request_id"]))
-    ids = [row["request"] for row in named if wanted.intersection(assemble.base_ids(row["request"]))]
-    own = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND list_contains($ids, request)"  # noqa: S608 -- names of ours, values are bound
-    around = f"SELECT {_EVENT_COLUMNS} FROM event WHERE t_ns BETWEEN $from AND $to AND request = ''"  # noqa: S608 -- names of ours, values are bound
-    events = sorted(_events(store, own, {**span, "ids": ids}) + _events(store, around, span))
+    events, beside = _load_of(store, set(base_ids(request["request_id"])), from_ns, to_ns)
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
-    shared = attribution.surroundings(events, requests, processes)
+    shared = _surroundings(events, beside, requests, processes)
     same = [one for one in requests if one.request_id == request["request_id"]]
     if not same:
         return {}
     # An id may repeat: the one meant is the one that begins when the row says.
-    nearest = min(
-        same, key=lambda one: abs(min(e.t_ns for es in one.events.values() for e in es) - request["start_ns"])
-    )
+    nearest = min(same, key=lambda one: abs(one.first_ns - request["start_ns"]))
     built = graph.build(nearest, shared)
     found = {name: point.t_ns for name, point in built.points.items()}
     if built.transfer is not None and built.transfer.done_ns:
@@ -164,7 +177,7 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
 
 
 def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
-    """Write answers to the three tables; with `replace`, in place of earlier answers for the same requests."""
+    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests."""
     answers = list(answers)
     if not answers:
         return
@@ -215,6 +228,9 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "descriptors": sum(transfer.descriptors for transfer in request.transfers),
         "transfers": len(request.transfers),
         **answer.blocks._asdict(),
+        "straggler_rank": answer.straggler.rank if answer.straggler else None,
+        "straggler_ns": answer.straggler.waited_ns if answer.straggler else None,
+        **_integrity(answer),
         "crosses_hosts": any(segment.crosses_hosts for segment in answer.segments),
         "idle_ns": answer.idle_ns,
         "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
@@ -233,6 +249,14 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
     }
     row.update(shown if has_token else dict.fromkeys(shown))
     return row
+
+
+def _integrity(answer: Attribution) -> dict[str, int | None]:
+    found = answer.integrity
+    if found is None:
+        return dict.fromkeys(("checked_blocks", "corrupt_blocks", "unchecked_blocks"))
+    corrupt = len(found.corrupt)
+    return {"checked_blocks": found.checked, "corrupt_blocks": corrupt, "unchecked_blocks": found.unchecked}
 
 
 def _segment_rows(keyed: list[tuple[int, Attribution]]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kvtrace import attempts, legs, stages
-from kvtrace.legs import FRONT, PUSH, Leg, base_ids
+from kvtrace.legs import FRONT, PUSH, Leg
 from kvtrace.model import Event, Process, Request, Transfer
 
 Pair = tuple[Leg | None, Leg | None, str]
@@ -31,7 +31,7 @@ def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[
     for request in requests:
         request.transfers = _transfers(request, processes)
     attempts.number(requests)
-    return sorted(requests, key=_first_ns)
+    return sorted(requests, key=lambda one: one.first_ns)
 
 
 def _linked(found: list[Leg]) -> dict[int, tuple[Leg, str]]:
@@ -235,9 +235,9 @@ def _attach_loose(requests: list[Request], loose: list[Event]) -> None:
             owners[name].append(request)
     for event in loose:
         found = owners.get(event.request, [])
-        begun = [request for request in found if _first_ns(request) <= event.t_ns]
+        begun = [request for request in found if request.first_ns <= event.t_ns]
         if found:
-            owner = max(begun, key=_first_ns) if begun else found[0]
+            owner = max(begun, key=lambda one: one.first_ns) if begun else found[0]
             owner.events.setdefault(event.stage, []).append(event)
 
 
@@ -251,7 +251,8 @@ def _transfers(request: Request, processes: Mapping[int, Process]) -> list[Trans
     if request.mode == PUSH:
         # Several answers to one prompt share P's leg, and each is written to its own blocks.
         names = {event.request for event in request.events.get(stages.DECODE_ENQUEUED.name, ())}
-        found = [transfer for transfer in found if transfer.remote_request in names] or found
+        if names:
+            found = [one for one in found if not one.remote_request or one.remote_request in names]
         _notify(request, found, processes)
     return sorted(found, key=lambda transfer: (transfer.post_started_ns, transfer.process, transfer.number))
 
@@ -263,8 +264,17 @@ def _notify(request: Request, transfers: list[Transfer], processes: Mapping[int,
     a duplicate.
     """
     notified = request.events.get(stages.NOTIFIED.name, [])
-    width = max((one.tp_size for one in processes.values() if one.engine == request.decode_engine), default=1)
-    alike = len(transfers) > 1 and sorted(transfer.rank for transfer in transfers) == list(range(width))
+    width, wrote = (
+        max((one.tp_size for one in processes.values() if one.engine == engine), default=1)
+        for engine in (request.decode_engine, request.prefill_engine)
+    )
+    ranks = sorted({transfer.rank for transfer in transfers})
+    # Between engines of one width a rank may lack its write; else every rank's is needed to tell that they are alike.
+    alike = (
+        width > 1
+        and len(ranks) == len(transfers)
+        and ranks == [r for r in range(width) if wrote != width or r in ranks]
+    )
     for transfer in transfers:
         own = [event for event in notified if not alike or event.a == transfer.rank]
         expected = own[: 1 if alike else len(transfers)]
@@ -291,10 +301,3 @@ def _note(transfer: Transfer, stage: str, event: Event, processes: Mapping[int, 
             transfer.done_ns = event.t_ns
         else:
             transfer.probed_ns = event.t_ns
-
-
-def _first_ns(request: Request) -> int:
-    return min((events[0].t_ns for events in request.events.values()), default=0)
-
-
-__all__ = ["assemble", "base_ids"]

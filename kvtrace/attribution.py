@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import critical_path, evidence, pace, remarks, stages, verdict
+from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, verdict
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
-from kvtrace.model import Attribution, Blocks, Event, Hidden, Process, Request, Segment
-from kvtrace.verdict import ENDS_EARLY, VERDICTS
+from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Process, Request, Segment
+from kvtrace.verdict import ENDS_EARLY
 
-_NEVER_NS = 2**63 - 1
 # A transfer lies between the last of these points and the first of those.
 _BEGUN = (stages.MATCHED, stages.LOAD_STARTED, stages.TRANSFER_BEGUN)
 _NOTICED = (stages.REPORTED, stages.READY)
@@ -29,7 +28,7 @@ def surroundings(
         timelines=timelines,
         least_message_ns=least_message_ns(requests, senders),
         fastest_ns=fastest_ns(requests),
-        posted=pace.posts(requests, processes),
+        posted=pace.posts(requests),
     )
 
 
@@ -43,10 +42,17 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         shares_ns[stages.CAUSE_BY_NAME[segment.cause].kind.value] += segment.end_ns - segment.start_ns
     low_ns, high_ns = _transfer_bounds(request, graph, segments, shares_ns[stages.Class.TRANSFER.value])
     blocks, idle_ns = _blocks(request), _idle_ns(request, around)
-    named, reason = verdict.verdict(request, graph, around, has_token=end is not None)
+    backwards_ns = critical_path.backwards_ns(graph.points)
+    checked = integrity.integrity(request, around.processes)
+    has_token = end is not None or backwards_ns is not None
+    named, reason = verdict.verdict(request, around, checked, has_token=has_token)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
+    said += remarks.of_integrity(request, checked, named)
+    if backwards_ns is not None:
+        told = f"its first token is stamped {backwards_ns / 1e6:.1f} ms before its start"
+        said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")
     scope = _scope(request, start, end)
-    start_ns = graph.points[start].t_ns if start is not None else _first_ns(request)
+    start_ns = graph.points[start].t_ns if start is not None else request.first_ns
     return Attribution(
         request=request,
         verdict=named,
@@ -66,6 +72,8 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
+        integrity=checked,
+        straggler=graph.straggler,
     )
 
 
@@ -118,7 +126,7 @@ def _unseen_ns(request: Request, graph: Graph, segments: tuple[Segment, ...]) ->
     begun_ns, noticed_ns = (
         [graph.points[stage.name].t_ns for stage in some if stage.name in graph.points] for some in (_BEGUN, _NOTICED)
     )
-    from_ns, until_ns = max(begun_ns, default=0), min(noticed_ns, default=_NEVER_NS)
+    from_ns, until_ns = max(begun_ns, default=0), min(noticed_ns, default=NEVER_NS)
     unknown = (segment for segment in segments if segment.cause == stages.UNKNOWN.name)
     return sum(max(0, min(one.end_ns, until_ns) - max(one.start_ns, from_ns)) for one in unknown)
 
@@ -195,18 +203,18 @@ def _hidden_handshakes(
 
 def _idle_ns(request: Request, around: Surroundings) -> int | None:
     """Return how long the engine that the request came to first had made no step, in ns; None if that is unknown."""
-    for stage, engine in (
-        (stages.PREFILL_ENQUEUED, request.prefill_engine),
-        (stages.DECODE_ENQUEUED, request.decode_engine),
-    ):
-        events, timeline = request.events.get(stage.name), around.timelines.get(engine)
-        if events and timeline is not None:
-            return timeline.idle_ns(events[0].t_ns)
-    return None
-
-
-def _first_ns(request: Request) -> int:
-    return min((events[0].t_ns for events in request.events.values()), default=0)
+    came = [
+        (events[0].t_ns, engine)
+        for stage, engine in (
+            (stages.PREFILL_ENQUEUED, request.prefill_engine),
+            (stages.DECODE_ENQUEUED, request.decode_engine),
+        )
+        if (events := request.events.get(stage.name)) and engine in around.timelines
+    ]
+    if not came:
+        return None
+    at_ns, engine = min(came, key=lambda one: one[0])
+    return around.timelines[engine].idle_ns(at_ns)
 
 
 def _end_ns(request: Request, scope: str) -> int:
@@ -214,7 +222,7 @@ def _end_ns(request: Request, scope: str) -> int:
         events = request.events.get(stage.name)
         if events:
             return events[-1].t_ns
-    return max((event.t_ns for events in request.events.values() for event in events), default=0)
+    return max((e.t_ns for name, es in request.events.items() if name not in integrity.STAGES for e in es), default=0)
 
 
 _CLIENT_ENDS = (stages.CLIENT_DONE, stages.CLIENT_FAILED)
@@ -261,6 +269,3 @@ def _payload(request: Request, from_stages: tuple[stages.Stage, ...]) -> int:
         if events:
             return events[0].a
     return 0
-
-
-__all__ = ["VERDICTS", "attribute", "surroundings"]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kvtrace.messages import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,10 +34,10 @@ def run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         return _Child(argv, environment).wait()
     except FileNotFoundError:
-        sys.stderr.write(f"kvtrace: command not found: {argv[0]}\n")
+        say(f"command not found: {argv[0]}")
         return 127
     except OSError as error:
-        sys.stderr.write(f"kvtrace: cannot execute {argv[0]}: {error.strerror}\n")
+        say(f"cannot execute {argv[0]}: {error.strerror}")
         return 126
 
 

@@ -6,23 +6,23 @@ Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtr
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvtrace import align, division, stages
 from kvtrace.division import Part, Wait
-from kvtrace.evidence import Timeline
+from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
-from kvtrace.model import Point, Posted, Request, Segment
+from kvtrace.model import NEVER_NS, Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
-_EMPTY = Timeline()
+_NO_POSTS = Posts()
 JOIN_NS = 10_000_000
+AFTER_REPLY = "P's reply, after which the answer went on"
+SENT_LATE = "the router to send the decode leg"
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -45,6 +45,20 @@ _BEFORE_TOKEN = (*_ENDS, stages.REPORTED.name)  # outermost first
 
 def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     """Return the names of the points at which the request is first seen and at which its first token is."""
+    start, end = _seen_ends(points)
+    # Clocks that disagree by more than the whole request: no interval can be told.
+    return start, None if backwards_ns(points) is not None else end
+
+
+def backwards_ns(points: Mapping[str, Point]) -> int | None:
+    """Return by how much the first token is stamped before the start, in ns; None where it is not, or was not seen."""
+    start, end = _seen_ends(points)
+    if start is None or end is None or points[end].t_ns >= points[start].t_ns:
+        return None
+    return points[start].t_ns - points[end].t_ns
+
+
+def _seen_ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     outside_ns = outside_client_ns(points)
     if outside_ns is not None and outside_ns <= 0:
         return _CLIENT
@@ -52,11 +66,7 @@ def ends(points: Mapping[str, Point]) -> tuple[str | None, str | None]:
     if start is None:
         seen = [name for name in _STARTS if name in points]
         start = min(seen, key=lambda name: points[name].t_ns, default=None)
-    end = next((name for name in _ENDS if name in points), None)
-    if start is not None and end is not None and points[end].t_ns < points[start].t_ns:
-        # Clocks that disagree by more than the whole request: no interval can be told.
-        return start, None
-    return start, end
+    return start, next((name for name in _ENDS if name in points), None)
 
 
 def outside_client_ns(points: Mapping[str, Point]) -> int | None:
@@ -97,10 +107,14 @@ def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
 
 def _merged(segments: list[Segment]) -> list[Segment]:
     merged: list[Segment] = []
+    last = None
     for segment in segments:
-        if merged and replace(merged[-1], start_ns=0, end_ns=0) == replace(segment, start_ns=0, end_ns=0):
-            segment = replace(segment, start_ns=merged.pop().start_ns)  # noqa: PLW2901 -- the merged piece goes on as this one
-        merged.append(segment)
+        what = (segment.cause, segment.waited_for, segment.crosses_hosts)
+        if what == last:
+            merged[-1] = Segment(merged[-1].start_ns, segment.end_ns, *what)
+        else:
+            merged.append(segment)
+        last = what
     return merged
 
 
@@ -141,20 +155,21 @@ def _divide(
     """Return the parts of one edge, tiling [start_ns, end_ns)."""
     if end_ns <= start_ns:
         return []
-    side = edge.split.partition(".")[0]
-    timeline = around.timelines.get(_engine(request, side), _EMPTY)
-    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
-    if edge.split.endswith(".wait"):
-        looked = () if edge.before is stages.READY else _looked(request, side)
-        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
-    if edge.split.endswith(".steps"):
-        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
-    if edge.split.endswith(".ride") and timeline.steps:
-        return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name)
-    if edge.split.endswith(".tail"):
-        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+    if edge.split:
+        parts = _divide_by_evidence(edge, start_ns, end_ns, graph, request, around)
+        if parts is not None:
+            return parts
+    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
+    if graph.last_rank and edge.after.name in _RANKED:
+        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
+    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
+    return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
+
+
+def _divide_by_evidence(
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+) -> list[Part] | None:
+    """Return the parts of an edge that divides by what was going on meanwhile, None where nothing of that is known."""
     if edge.split == "sender":
         return _divide_sender(start_ns, end_ns, graph, request, around)
     if edge.split in ("registration", "late"):
@@ -163,11 +178,19 @@ def _divide(
         return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "join":
         return _divide_join(edge, start_ns, end_ns, graph)
-    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
-    if graph.last_rank and edge.after.name in _RANKED:
-        waited_for = graph.last_rank
-    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
-    return _after_lost(whole, request) if edge.before.name in _SENT else [whole]
+    side, _, what = edge.split.partition(".")
+    timeline = around.timelines.get(_engine(request, side), NOTHING)
+    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
+    if what == "wait":
+        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
+        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
+    if what == "steps":
+        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
+        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+    if what == "tail":
+        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
+        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+    return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
 
 
 _RANKED = frozenset(
@@ -180,10 +203,27 @@ def _engine(request: Request, side: str) -> str:
     return request.prefill_engine if side == "prefill" else request.decode_engine
 
 
-def _looked(request: Request, side: str) -> list[int] | None:
-    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to."""
-    stage = stages.PREFILL_CONSIDERED if side == "prefill" else stages.DECODE_CONSIDERED
-    return [event.t_ns for event in request.events.get(stage.name, ())] or None
+def _looked(request: Request, side: str, timeline: Timeline) -> list[int] | None:
+    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to.
+
+    A look in vain at one ahead of it counts too: the scheduler goes no further then.
+    """
+    considered, enqueued, allocated = _LOOKS[side]
+    own = [event.t_ns for event in request.events.get(considered.name, ())]
+    queued = request.events.get(enqueued.name)
+    ahead: list[int] = []
+    if queued:
+        given = request.events.get(allocated.name)
+        until_ns = min(event.t_ns for event in given) if given else NEVER_NS
+        seen = set(own)
+        ahead = [t_ns for t_ns in timeline.vain_looks(queued[0].t_ns, until_ns) if t_ns not in seen]
+    return sorted(own + ahead) or None
+
+
+_LOOKS = {
+    "prefill": (stages.PREFILL_CONSIDERED, stages.PREFILL_ENQUEUED, stages.PREFILL_ALLOCATED),
+    "decode": (stages.DECODE_CONSIDERED, stages.DECODE_ENQUEUED, stages.DECODE_ALLOCATED),
+}
 
 
 def _after_lost(whole: Part, request: Request) -> list[Part]:
@@ -201,15 +241,16 @@ def _after_lost(whole: Part, request: Request) -> list[Part]:
 
 
 def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
-    """Divide the answer's way to the client: a router that joins both legs holds it until P's reply is in.
+    """Divide the answer's way to the client by P's reply, which a router that joins both legs waits for.
 
-    A reply that comes by chance while the answer is on its way holds nobody: only a long hold tells of a join.
+    That it did wait is supposed: a reply that comes by chance while the answer is on its way holds nobody, so only a
+    long time tells of it.
     """
     whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
     returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
     if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
         return [whole]
-    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, "P's reply, before which the router passes nothing")
+    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, AFTER_REPLY)
     return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]
 
 
@@ -223,15 +264,9 @@ def _sender_process(graph: Graph) -> int:
 def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
     process = _sender_process(graph)
-    awake = around.timelines.get(request.prefill_engine, _EMPTY).sender(process)
-    posted = around.posted.get(request.prefill_engine, [])
-    others: list[Posted] = []
-    for post in posted[bisect_right(posted, start_ns, key=lambda one: one.end_ns) :]:
-        if post.start_ns >= end_ns:
-            break
-        if post.request_id != request.request_id and post.process in (0, process):
-            others.append(post)
-    return division.divide_sender_wait(start_ns, end_ns, awake, others)
+    awake = around.timelines.get(request.prefill_engine, NOTHING).sender(process)
+    posted = around.posted.get(process, _NO_POSTS)
+    return division.divide_sender_wait(start_ns, end_ns, awake, posted, request.request_id)
 
 
 def _divide_registration(
@@ -253,7 +288,7 @@ def _divide_registration(
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
             late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
-            decode = around.timelines.get(request.decode_engine, _EMPTY)
+            decode = around.timelines.get(request.decode_engine, NOTHING)
             parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
@@ -267,7 +302,7 @@ def _divide_registration(
 
 
 _REGISTRATION_CHAIN = (
-    (stages.ROUTER_DECODE_SENT.name, "the router to send the decode leg"),
+    (stages.ROUTER_DECODE_SENT.name, SENT_LATE),
     (stages.DECODE_HTTP_RECEIVED.name, "the decode leg, on its way to D"),
     (stages.DECODE_ENQUEUED.name, "D's front end"),
     (stages.DECODE_ALLOCATED.name, "blocks on D"),
@@ -278,9 +313,9 @@ _REGISTRATION_CHAIN = (
 
 def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around: Surroundings) -> list[Part]:
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
-    timeline = around.timelines.get(request.decode_engine, _EMPTY)
+    timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
-    wait = Wait(timeline, "decode", _looked(request, "decode"))
+    wait = Wait(timeline, "decode", _looked(request, "decode", timeline))
     return [
         part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
         for part in division.divide_engine_wait(start_ns, end_ns, wait)
@@ -296,4 +331,4 @@ def _divide_handshake(
         driver, peer = peer, driver
     process = graph.transfer.process if graph.transfer is not None else None
     part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
-    return division.divide_by_handshake(part, around.timelines.get(driver, _EMPTY), peer, process)
+    return division.divide_by_handshake(part, around.timelines.get(driver, NOTHING), peer, process)

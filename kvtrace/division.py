@@ -5,13 +5,13 @@ A wait is charged to something only while that something is known to be outstand
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvtrace import stages
-from kvtrace.evidence import Timeline, step_end_ns
-from kvtrace.model import Awake, Posted, Step
+from kvtrace.evidence import Posts, Timeline, step_end_ns
+from kvtrace.model import Awake, Step
 from kvtrace.occupancy import Held
 
 # Between two steps the scheduler takes in results and makes up the next step; after a step without work vLLM's loop
@@ -145,9 +145,13 @@ def _blocks_told(held: Held, side: str) -> str:
 def _pause(start_ns: int, end_ns: int, turn_ns: int, cause: str, wait: Wait) -> list[Part]:
     """Divide a pause between steps: the scheduler's turn, then blocks while the scheduler is seen to look in vain."""
     turn, rest = divide_turn(start_ns, end_ns, turn_ns, cause)
+    looked = wait.looked
+    if not looked or rest.end_ns <= rest.start_ns:
+        return [turn, rest]
     parts = [turn]
     at_ns = rest.start_ns
-    for looked_ns in wait.looked or ():
+    for position in range(bisect_right(looked, at_ns - LOOK_NS - TURN_NS), bisect_left(looked, rest.end_ns)):
+        looked_ns = looked[position]
         held = wait.timeline.occupancy.at(looked_ns)
         begin_ns, stop_ns = max(at_ns, looked_ns), min(rest.end_ns, looked_ns + LOOK_NS + TURN_NS)
         if stop_ns <= begin_ns or not held.waiting:
@@ -263,10 +267,10 @@ def divide_tail(start_ns: int, end_ns: int, step: Step | None, sample: str) -> l
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
-def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake], posts: Sequence[Posted] = ()) -> list[Part]:
+def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake], posts: Posts, own: str) -> list[Part]:
     """Divide a wait for a sender thread: asleep although its work has arrived, or awake with something else.
 
-    `posts` are what the thread posts for others, in time order.
+    `posts` are what the thread's process posts, `own` is the request that waits.
     """
     parts: list[Part] = []
     at_ns = start_ns
@@ -277,21 +281,19 @@ def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake], posts: Se
             continue
         begin_ns, stop_ns = max(at_ns, stretch.start_ns), min(stretch.end_ns, end_ns)
         parts.append(Part(at_ns, begin_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
-        parts.extend(_busy(begin_ns, stop_ns, posts))
+        parts.extend(_busy(begin_ns, stop_ns, posts, own))
         at_ns = stop_ns
     parts.append(Part(at_ns, end_ns, stages.WRITER_WAKE.name, "the sender thread to wake"))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
-def _busy(start_ns: int, end_ns: int, posts: Sequence[Posted]) -> list[Part]:
+def _busy(start_ns: int, end_ns: int, posts: Posts, own: str) -> list[Part]:
     other = Part(start_ns, end_ns, stages.WRITER_BUSY.name, "the sender thread's other work")
     parts: list[Part] = []
-    for post in posts[bisect_right(posts, start_ns, key=lambda one: one.end_ns) :]:
-        begin_ns, stop_ns = max(other.start_ns, post.start_ns), min(end_ns, post.end_ns)
-        if post.start_ns >= end_ns:
-            break
-        if stop_ns > begin_ns:
-            parts.append(other._replace(end_ns=begin_ns))
-            parts.append(Part(begin_ns, stop_ns, stages.WRITER_BUSY.name, f"the post of {post.request_id}"))
-            other = other._replace(start_ns=stop_ns)
+    for post in posts.during(start_ns, end_ns):
+        if post.request_id == own:
+            continue
+        parts.append(other._replace(end_ns=post.start_ns))
+        parts.append(Part(post.start_ns, post.end_ns, stages.WRITER_BUSY.name, f"the post of {post.request_id}"))
+        other = other._replace(start_ns=post.end_ns)
     return [*parts, other]

@@ -43,6 +43,19 @@ class SourceError(KvtraceError):
     """A file to import is not of its format, is cut short, or says what cannot be."""
 
 
+class ExportError(KvtraceError):
+    """An export cannot be written, sent, or made without a package that is missing."""
+
+
+def is_text(text: str) -> bool:
+    """Return whether it is text: the system's names and arguments may hold bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def in_one_line(message: str) -> str:
     """Return a message in which nothing can move a terminal's cursor or break the line."""
     flat = " ".join(part.strip() for part in message.split("\n"))

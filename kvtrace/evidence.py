@@ -1,13 +1,14 @@
-"""What else was going on in an engine: its steps, its sender threads, its handshakes, who held its KV blocks."""
+"""What else was going on in an engine: its steps, sender threads, posts and handshakes, who held its KV blocks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from kvtrace import occupancy, stages
-from kvtrace.model import Awake, Event, Handshake, Process, Step
+from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Look, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
@@ -20,13 +21,23 @@ class Timeline:
         senders: Mapping[int, list[Awake]] | None = None,
         handshakes: Iterable[Handshake] = (),
         held: Occupancy | None = None,
+        looks: Iterable[Look] = (),
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
-        self.by_number = {step.step: step for step in self.steps}
+        self._made = {(step.step, step.scheduled_ns): step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
+        self._looks = sorted(looks)
+        self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
+
+    def made(self, number: int, at_ns: int) -> Step | None:
+        """Return the step of that number made up at that very time, None if it was not seen.
+
+        What names a step bears the time at which it was made up, and numbers begin anew with an engine's process.
+        """
+        return self._made.get((number, at_ns))
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
         """Return the steps made up in [start_ns, end_ns)."""
@@ -47,6 +58,14 @@ class Timeline:
             return None
         return max(0, at_ns - max(step_end_ns(step) for step in self.steps[max(0, position - 1) : position + 1]))
 
+    def vain_looks(self, enqueued_ns: int, until_ns: int) -> list[int]:
+        """Return when the scheduler looked in vain at a request that came no later than `enqueued_ns`, in order.
+
+        It takes requests in their order, so those behind one that gets no blocks are not looked at.
+        """
+        first, last = bisect_left(self._looks, (enqueued_ns,)), bisect_left(self._looks, (until_ns,))
+        return [look.t_ns for look in self._looks[first:last] if look.enqueued_ns <= enqueued_ns]
+
     @property
     def last_ns(self) -> int:
         """Return when its last step was over, unix ns; 0 without steps."""
@@ -57,42 +76,102 @@ class Timeline:
         return self.senders.get(process, [])
 
 
+NOTHING = Timeline()
+"""What is known of an engine of which nothing is known."""
+
+
+class Posts:
+    """The calls by which one process posted transfers, in order. Threads may post at the same time."""
+
+    def __init__(self, spans: Iterable[Posted] = ()) -> None:
+        self._spans = sorted(spans)
+        # Ends are not in order where several threads post; the latest end so far is.
+        self._ended_ns = list(accumulate((span.end_ns for span in self._spans), max))
+
+    def during(self, start_ns: int, end_ns: int) -> Iterator[Posted]:
+        """Yield the posts that were under way in [start_ns, end_ns), in order, each cut to the time since the last."""
+        at_ns = start_ns
+        for span in self._spans[bisect_right(self._ended_ns, start_ns) :]:
+            if span.start_ns >= end_ns:
+                return
+            begin_ns, stop_ns = max(at_ns, span.start_ns), min(end_ns, span.end_ns)
+            if stop_ns > begin_ns:
+                yield span._replace(start_ns=begin_ns, end_ns=stop_ns)
+                at_ns = stop_ns
+
+
+_ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
+_CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
+QUEUE_STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
+"""The stages that say whom a scheduler looked at, and whether it gave blocks."""
+# A look and the blocks that it leads to are parts of one call of the scheduler.
+_AT_ONCE_NS = 1_000_000
+
+
 def step_end_ns(step: Step) -> int:
     """Return when the step was over: taken in by the scheduler, else the latest that is known of it. Unix ns."""
     return step.ended_ns or max(step.connected_ns, step.forwarded_ns, step.started_ns, step.scheduled_ns)
 
 
+# What the events of an engine are that a timeline is made from.
+_KINDS = {
+    **{stage.name: stage.name.partition(".")[0] for stage in stages.STAGES if stage.where is stages.Where.ENGINE},
+    **{stage.name: "handshake" for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)},
+    **dict.fromkeys(QUEUE_STAGES - occupancy.STAGES, "queue"),
+    **dict.fromkeys(occupancy.STAGES, "blocks"),
+}
+
+
 def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict[str, Timeline]:
     """Return per engine id its steps, sender threads, handshakes and blocks, from all events of a run."""
-    raw: dict[str, dict[int, dict[str, list[Event]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    stamps: dict[str, list[Event]] = defaultdict(list)
     senders: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     handshakes: dict[str, list[Event]] = defaultdict(list)
     holding: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    queued: dict[str, dict[str, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in events:
-        process = processes.get(event.process)
+        kind = _KINDS.get(event.stage)
+        process = processes.get(event.process) if kind is not None else None
         if process is None:
             continue
-        if event.stage.startswith("step."):
-            raw[process.engine][event.a][event.stage].append(event)
-        elif event.stage.startswith("sender.") and event.stage != stages.SENDER_PICKED.name:
+        if kind == "step":
+            stamps[process.engine].append(event)
+        elif kind == "sender":
             senders[process.engine][event.process].append(event)
-        elif event.stage.startswith("handshake."):
+        elif kind == "handshake":
             handshakes[process.engine].append(event)
-        elif event.stage in occupancy.STAGES:
+        elif kind == "blocks":
             holding[process.engine][event.request].append(event)
-    engines = set(raw) | set(senders) | set(handshakes) | set(holding)
+        if event.stage in QUEUE_STAGES:
+            queued[process.engine][event.request].append(event)
+    several = {process.engine for process in processes.values() if process.tp_size > 1}
+    engines = set(stamps) | set(senders) | set(handshakes) | set(holding) | set(queued)
     return {
         engine: Timeline(
-            [_step(number, found) for number, found in raw[engine].items() if found],
+            _steps(stamps[engine], several=engine in several),
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
+            (look for seen in queued[engine].values() for look in _vain(sorted(seen))),
         )
         for engine in engines
     }
 
 
-def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
+def _steps(stamps: Iterable[Event], *, several: bool) -> list[Step]:
+    """Return the steps of one engine: one that is made up under a number that was used before is another one."""
+    latest: dict[int, dict[str, list[Event]]] = {}
+    found: list[tuple[int, dict[str, list[Event]]]] = []
+    for event in sorted(stamps):
+        step = latest.get(event.a)
+        if step is None or (event.stage == stages.STEP_SCHEDULED.name and event.stage in step):
+            step = latest[event.a] = {}
+            found.append((event.a, step))
+        step.setdefault(event.stage, []).append(event)
+    return [_step(number, step, several=several) for number, step in found]
+
+
+def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> Step:
     def last(stage: stages.Stage) -> int:
         return max((event.t_ns for event in found.get(stage.name, ())), default=0)
 
@@ -112,7 +191,22 @@ def _step(number: int, found: Mapping[str, list[Event]]) -> Step:
         before_forward_ns=slowest.d if slowest is not None else 0,
         tokens=scheduled[0].b if scheduled else 0,
         requests=scheduled[0].c if scheduled else 0,
+        slowest=slowest.process if slowest is not None else 0,
+        ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
     )
+
+
+def _vain(seen: list[Event]) -> Iterable[Look]:
+    """Yield the looks at one request after which it got no blocks, from its events in time order."""
+    enqueued_ns: int | None = None
+    for position, event in enumerate(seen):
+        if event.stage in _ENQUEUED:
+            enqueued_ns = event.t_ns
+        elif event.stage in _CONSIDERED and enqueued_ns is not None:
+            after = seen[position + 1] if position + 1 < len(seen) else None
+            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > _AT_ONCE_NS
+            if is_vain:
+                yield Look(event.t_ns, enqueued_ns)
 
 
 def _awake(seen: list[Event]) -> list[Awake]:
@@ -122,10 +216,10 @@ def _awake(seen: list[Event]) -> list[Awake]:
         if event.stage == stages.SENDER_WOKE.name:
             woke = event
         elif woke is not None:
-            stretches.append(Awake(woke.t_ns, event.t_ns, woke.t_ns - woke.c if woke.c else 0))
+            stretches.append(Awake(woke.t_ns, event.t_ns))
             woke = None
     if woke is not None:
-        stretches.append(Awake(woke.t_ns, 2**63 - 1, woke.t_ns - woke.c if woke.c else 0))
+        stretches.append(Awake(woke.t_ns, NEVER_NS))
     return stretches
 
 
@@ -139,4 +233,4 @@ def _handshakes(seen: list[Event]) -> list[Handshake]:
             begun.setdefault(key, event.t_ns)
         elif key in begun:
             spans.append(Handshake(begun.pop(key), event.t_ns, event.ref, event.process))
-    return spans + [Handshake(start_ns, 2**63 - 1, peer, process) for (process, peer), start_ns in begun.items()]
+    return spans + [Handshake(start_ns, NEVER_NS, peer, process) for (process, peer), start_ns in begun.items()]

@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvtrace import align, stages
-from kvtrace.evidence import Timeline
-from kvtrace.model import Event, Point, Posted, Process, Request, Step, Transfer
-
-_EMPTY = Timeline()
+from kvtrace import align, ranks, stages
+from kvtrace.evidence import NOTHING, Posts, Timeline
+from kvtrace.legs import TRANSFER_STAGES
+from kvtrace.model import Event, Point, Process, Request, Step, Straggler, Transfer
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a walk needs beside the request: processes, engines' timelines and posts, pairs' least and fastest times."""
+    """What a walk needs beside the request: processes and their posts, engines' timelines, pairs' least times."""
 
     processes: Mapping[int, Process]
     timelines: Mapping[str, Timeline]
     least_message_ns: Mapping[tuple[str, str], int]
     fastest_ns: Mapping[tuple[str, str, int], int]
-    posted: Mapping[str, list[Posted]] = field(default_factory=dict)
+    posted: Mapping[int, Posts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
     """The points of one request by name, and the evidence needed to divide its waits.
 
-    `last_rank` says which rank the others waited for, "" where there is one only.
+    `last_rank` says which rank the others waited for, "" where there is one only. `straggler` is None then, and may
+    be another one: a rank that held up the steps in which the last one could have looked for its KV.
     """
 
     points: Mapping[str, Point]
@@ -41,6 +41,15 @@ class Graph:
     arrived_high_ns: int
     registration_arrival_ns: int | None
     last_rank: str = ""
+    straggler: Straggler | None = None
+
+    @property
+    def held_up_by(self) -> str:
+        """Return which rank held up the last one's steps, "" where none did for longer than that one was late."""
+        found = self.straggler
+        if found is None or found.rank == found.last:
+            return ""
+        return f"rank {found.rank} of D, which held up the steps of rank {found.last}"
 
 
 def build(request: Request, around: Surroundings) -> Graph:
@@ -48,8 +57,8 @@ def build(request: Request, around: Surroundings) -> Graph:
     points: dict[str, Point] = {}
     for stage, events in request.events.items():
         points[stage] = _at(_chosen(stage, events))
-    prefill = around.timelines.get(request.prefill_engine, _EMPTY)
-    decode = around.timelines.get(request.decode_engine, _EMPTY)
+    prefill = around.timelines.get(request.prefill_engine, NOTHING)
+    decode = around.timelines.get(request.decode_engine, NOTHING)
     prefill_steps = _own_steps(request.events.get(stages.PREFILL_SCHEDULED.name, ()), prefill, 0)
     # The last prompt token is computed again on D to sample from: that step is the first token's, not a prefill.
     decode_steps = _own_steps(request.events.get(stages.DECODE_SCHEDULED.name, ()), decode, 1)
@@ -65,10 +74,15 @@ def build(request: Request, around: Surroundings) -> Graph:
         # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
         other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
         points.pop(other.name, None)
+    elif any(one.post_started_ns and not one.failed for one in request.transfers):
+        # What other ranks moved is not what the last one waited for.
+        for name in (*TRANSFER_STAGES, *((stages.NOTIFIED.name,) if request.mode == "pull" else ())):
+            points.pop(name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
     last_rank = _last_rank(request, transfer, reported)
+    behind = ranks.straggler(request, decode, points[stages.ARRIVED.name].t_ns if transfer is not None else None)
     own = tuple(prefill_steps), tuple(decode_steps)
-    return Graph(points, transfer, *own, low_ns, high_ns, arrival_ns, last_rank)
+    return Graph(points, transfer, *own, low_ns, high_ns, arrival_ns, last_rank, behind)
 
 
 def _at(event: Event) -> Point:
@@ -145,9 +159,9 @@ _OF_THE_DRIVER = {
 
 def _last_rank(request: Request, transfer: Transfer | None, reported: Event | None) -> str:
     """Return which rank the others waited for, "" where there is one only."""
-    ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
-    if reported is not None and len(ranks) > 1:
-        return f"rank {reported.a} of D, the last of {len(ranks)}"
+    heard = {event.a for event in request.events.get(stages.REPORTED.name, ())}
+    if reported is not None and len(heard) > 1:
+        return f"rank {reported.a} of D, the last of {len(heard)}"
     drivers = {one.rank for one in request.transfers}
     if transfer is not None and len(drivers) > 1:
         return f"the transfer of rank {transfer.rank}, the last of {len(drivers)}"
@@ -158,12 +172,8 @@ def _own_steps(
     scheduled: list[Event] | tuple[Event, ...], timeline: Timeline, known_tokens: int
 ) -> list[tuple[Step, bool]]:
     """Return the own steps in order, each with whether more than `known_tokens` of the prompt were left."""
-    own = []
-    for event in sorted(scheduled):
-        step = timeline.by_number.get(event.a)
-        if step is not None:
-            own.append((step, event.c + known_tokens < event.d))
-    return own
+    made = ((event, timeline.made(event.a, event.t_ns)) for event in sorted(scheduled))
+    return [(step, event.c + known_tokens < event.d) for event, step in made if step is not None]
 
 
 def _derive_prefill(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> None:
@@ -179,8 +189,9 @@ def _derive_prefill(points: dict[str, Point], request: Request, own: list[tuple[
 def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[Step, bool]]) -> list[tuple[Step, bool]]:
     """Place D's derived points and return the own steps up to the one that yields the first token."""
     scheduled = sorted(request.events.get(stages.DECODE_SCHEDULED.name, ()))
+    seen = {(step.step, step.scheduled_ns) for step, _ in own}
     needed = []
-    for event, pair in zip([e for e in scheduled if any(s.step == e.a for s, _ in own)], own, strict=False):
+    for event, pair in zip((e for e in scheduled if (e.a, e.t_ns) in seen), own, strict=True):
         needed.append(pair)
         if event.c + event.b >= event.d:
             break
@@ -197,12 +208,15 @@ def _derive_decode(points: dict[str, Point], request: Request, own: list[tuple[S
 
 
 def _last_transfer(request: Request, reported: Event | None) -> Transfer | None:
-    """Return the transfer that completed last of those that the last rank of D waited for."""
+    """Return the transfer that completed last of those that the last rank of D waited for, None if none was seen.
+
+    In push nobody may say whose a write was: it is then anybody's.
+    """
     posted = [transfer for transfer in request.transfers if transfer.post_started_ns and not transfer.failed]
     if reported is not None:
         is_push = request.mode == "push"
-        own = [one for one in posted if (one.remote_process if is_push else one.process) == reported.process]
-        posted = own or posted
+        whose = (0, reported.process) if is_push else (reported.process,)
+        posted = [one for one in posted if (one.remote_process if is_push else one.process) in whose]
     return max(posted, key=lambda one: (align.completion_ns(one), one.post_ended_ns), default=None)
 
 

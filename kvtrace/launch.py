@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrace.emit import SPOOL_VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MIDDLEWARE = "instrumented_connectors.middleware.TraceMiddleware"
 PLUGIN = "kvtrace"
+VERIFY_VARIABLE = "KVTRACE_VERIFY_KV"
+"""Which part of the requests (0 to 1) has its handed-over blocks checked, as engine processes read it."""
 _SERVER_MODULES = {"vllm.entrypoints.openai.api_server": (), "vllm.entrypoints.cli.main": ("serve",)}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _PYTHON_MODULE = re.compile(r"-[bBdEiIOPqsSuvx]*m")
@@ -67,9 +71,14 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
-def prepare(argv: Sequence[str], spool: Path, environment: Mapping[str, str]) -> Launch:
-    """Return the command with instrumentation switched on, its events going to the folder `spool`."""
-    prepared = {**environment, "KVTRACE_SPOOL": str(spool.absolute())}
+def prepare(argv: Sequence[str], spool: Path, environment: Mapping[str, str], verify_kv: float = 0.0) -> Launch:
+    """Return the command with instrumentation switched on, its events going to the folder `spool`.
+
+    Of `verify_kv` (0 to 1) of the requests the handed-over blocks are checked; 0 leaves the environment's own word.
+    """
+    prepared = {**environment, SPOOL_VARIABLE: str(spool.absolute())}
+    if verify_kv:
+        prepared[VERIFY_VARIABLE] = str(verify_kv)
     notes: list[str] = []
     allowed = environment.get("VLLM_PLUGINS")
     if allowed is not None and PLUGIN not in allowed.split(","):

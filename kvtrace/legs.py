@@ -29,7 +29,7 @@ _LIVE = 32
 _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
 # The other side's id stands on these, so that they belong to no leg of the engine that emits them.
 _LOOSE = frozenset((stages.REGISTRATION_RECEIVED.name, stages.ORPHANED.name))
-_LETS_GO = frozenset((stages.PREFILL_RELEASED.name, stages.LEASE_EXPIRED.name, stages.LEASE_EXTENDED.name))
+_OF_KEPT_BLOCKS = frozenset((stages.PREFILL_RELEASED.name, stages.LEASE_EXPIRED.name, stages.LEASE_EXTENDED.name))
 TRANSFER_STAGES = (
     stages.PREPARED.name,
     stages.POST_STARTED.name,
@@ -154,7 +154,7 @@ def _leg_of(event: Event, found: list[Leg]) -> Leg:
         before = next((one for one in found[-1].events if one.stage in _ENQUEUED), None)
         if before is not None and before.t_ns != event.t_ns:
             found.append(Leg(event.request, event.process))
-    elif len(found) > 1 and event.stage in _LETS_GO:
+    elif len(found) > 1 and event.stage in _OF_KEPT_BLOCKS:
         # Blocks are let go in the order in which they were kept.
         lately = found[-_LIVE:]
         kept = (leg for leg in lately if leg.has(stages.PREFILL_FINISHED) and not leg.has(stages.PREFILL_RELEASED))

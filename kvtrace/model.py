@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+NEVER_NS = 2**63 - 1
+"""Later than any time, in unix ns."""
+
 
 class Event(NamedTuple):
     """One recorded point. `t_ns` is unix time in ns; the payload's meaning is declared in `kvtrace.stages`."""
@@ -46,7 +49,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's."""
+    """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
+
+    `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
+    `ranks` are (when it was through with the step, rank), in that order, of an engine that has several.
+    """
 
     step: int
     scheduled_ns: int
@@ -58,6 +65,8 @@ class Step:
     before_forward_ns: int
     tokens: int
     requests: int
+    slowest: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
 
 
 class Handshake(NamedTuple):
@@ -69,12 +78,18 @@ class Handshake(NamedTuple):
     process: int = 0
 
 
+class Look(NamedTuple):
+    """A look of a scheduler at a request that got no blocks: when, and since when it was queued. Unix ns."""
+
+    t_ns: int
+    enqueued_ns: int
+
+
 class Awake(NamedTuple):
-    """One stretch in which a sender thread was awake, and when it had been asked to wake (0: it woke by itself)."""
+    """One stretch in which a sender thread was awake. Unix ns."""
 
     start_ns: int
     end_ns: int
-    signalled_ns: int
 
 
 @dataclass(slots=True)
@@ -129,6 +144,11 @@ class Request:
     events: dict[str, list[Event]] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
     lost: tuple[Lost, ...] = ()
+
+    @property
+    def first_ns(self) -> int:
+        """Return when it is first seen, unix ns; 0 without events."""
+        return min((events[0].t_ns for events in self.events.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +210,7 @@ class Blocks(NamedTuple):
     """What a hand-off kept occupied, and how long in ns; None where an end of that time was not seen.
 
     `reserved` is D's, from their allocation until the KV was there; `held` is P's, from its finishing until it let go,
-    and `held_after_end_ns` the part of it after the request was aborted.
+    and `held_after_end_ns` the part of it after the request was over without a whole answer: aborted or failed.
     """
 
     reserved_blocks: int = 0
@@ -200,11 +220,33 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Straggler(NamedTuple):
+    """The rank of D that kept the others waiting, for how long in ns, and which rank reported the KV last."""
+
+    rank: int
+    waited_ns: int
+    last: int
+
+
+class Integrity(NamedTuple):
+    """What checksums say of the blocks handed over: how many were compared, which differ, how many were not.
+
+    A block that differs is (rank, the block's number on the side that does not drive the transfer); `why` are the
+    reasons for those that were not compared.
+    """
+
+    checked: int = 0
+    corrupt: tuple[tuple[int, int], ...] = ()
+    unchecked: int = 0
+    why: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The answer for one request. Shares sum to `ttft_ns`; all are None when no first token was seen.
+    """The answer for one request. Shares sum to `ttft_ns`; without a first token that is None and they are 0.
 
-    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown.
+    `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown;
+    `integrity` is None where no checksums were to be taken, `straggler` where D has one rank.
     """
 
     request: Request
@@ -225,6 +267,8 @@ class Attribution:
     blocks: Blocks = field(default_factory=Blocks)
     pace: Pace | None = None
     idle_ns: int | None = None
+    integrity: Integrity | None = None
+    straggler: Straggler | None = None
 
     @property
     def ttft_ns(self) -> int | None:

@@ -8,9 +8,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kvtrace import stages
-from kvtrace.model import Event
+from kvtrace.model import NEVER_NS, Event
 
-_NEVER_NS = 2**63 - 1
 _PREFILL_ENDS = frozenset((stages.PREFILL_ABORTED.name, stages.PREFILL_PREEMPTED.name))
 _DECODE_ENDS = frozenset((stages.DECODE_FINISHED.name, stages.DECODE_ABORTED.name, stages.DECODE_PREEMPTED.name))
 _LETS_GO = frozenset((stages.PREFILL_RELEASED.name, stages.LEASE_EXPIRED.name))
@@ -77,5 +76,5 @@ def spans(seen: Iterable[Event]) -> list[Span]:
         elif event.stage in _PREFILL_ENDS or event.stage in _DECODE_ENDS or event.stage in _LETS_GO:
             held = None
     if held is not None:
-        found.append(Span(held[0], _NEVER_NS, held[1], held[2]))
+        found.append(Span(held[0], NEVER_NS, held[1], held[2]))
     return [span for span in found if span.blocks and span.end_ns > span.start_ns]

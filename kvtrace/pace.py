@@ -6,30 +6,24 @@ came. The parts of a pace tile [first token, last token] exactly, in integer nan
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from kvtrace import division, stages
 from kvtrace.division import Part
-from kvtrace.evidence import Timeline
+from kvtrace.evidence import Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import Event, Pace, Posted, Process, Request, Step
-
-_NEVER_NS = 2**63 - 1
+from kvtrace.model import NEVER_NS, Event, Pace, Posted, Request, Step
 
 
-def posts(requests: Iterable[Request], processes: Mapping[int, Process]) -> dict[str, list[Posted]]:
-    """Return per engine id the calls that posted transfers, in time order."""
-    found: dict[str, list[Posted]] = {}
+def posts(requests: Iterable[Request]) -> dict[int, Posts]:
+    """Return per process the calls that posted transfers."""
+    found: dict[int, list[Posted]] = {}
     for request in requests:
         for transfer in request.transfers:
-            process = processes.get(transfer.process)
-            if process is not None and transfer.post_started_ns and transfer.post_ended_ns:
+            if transfer.post_started_ns and transfer.post_ended_ns:
                 span = Posted(transfer.post_started_ns, transfer.post_ended_ns, request.request_id, transfer.process)
-                found.setdefault(process.engine, []).append(span)
-    for spans in found.values():
-        spans.sort()
-    return found
+                found.setdefault(transfer.process, []).append(span)
+    return {process: Posts(spans) for process, spans in found.items()}
 
 
 def pace(request: Request, graph: Graph, around: Surroundings) -> Pace | None:
@@ -44,7 +38,6 @@ def pace(request: Request, graph: Graph, around: Surroundings) -> Pace | None:
     if sampled is None or not ended or not graph.decode_steps or timeline is None:
         return None
     away = _away(request)
-    posted = around.posted.get(request.decode_engine, ())
     found = Pace(sampled.t_ns, sampled.t_ns)
     token_ns = sampled.t_ns
     for step in _following(graph.decode_steps[-1][0], ended[-1], timeline):
@@ -55,7 +48,7 @@ def pace(request: Request, graph: Graph, around: Surroundings) -> Pace | None:
         if is_own:
             found.itl_ns.append(found.end_ns - token_ns)
             token_ns = found.end_ns
-            _charge(found, step, posted)
+            _charge(found, step, around.posted.get(step.slowest))
     found.parts_ns = {cause: spent_ns for cause, spent_ns in found.parts_ns.items() if spent_ns}
     found.tokens = max(0, finished[-1].a - 1) if finished else len(found.itl_ns)
     return found
@@ -75,7 +68,7 @@ def _away(request: Request) -> list[tuple[int, int]]:
     scheduled = sorted(event.t_ns for event in request.events.get(stages.DECODE_SCHEDULED.name, ()))
     spans = []
     for event in request.events.get(stages.DECODE_PREEMPTED.name, ()):
-        again = next((t_ns for t_ns in scheduled if t_ns > event.t_ns), _NEVER_NS)
+        again = next((t_ns for t_ns in scheduled if t_ns > event.t_ns), NEVER_NS)
         spans.append((event.t_ns, again))
     return spans
 
@@ -114,17 +107,19 @@ def extension_ns(step: Step) -> tuple[int, int]:
     return step.before_forward_ns, max(0, min(behind_ns, outlasting_ns))
 
 
-def _charge(found: Pace, step: Step, posted: Sequence[Posted]) -> None:
-    """Add the step's connector time to the pace, and blame those whose transfers were posted in it."""
+def _charge(found: Pace, step: Step, posted: Posts | None) -> None:
+    """Add the step's connector time to the pace, and blame those whose transfers its slowest rank posted in it."""
     before_ns, behind_ns = extension_ns(step)
     found.extension_ns += before_ns + behind_ns
     found.occupancy_ns += step.connector_ns
+    if posted is None or not before_ns + behind_ns:
+        return
     began_ns = step.started_ns or step.scheduled_ns
-    for start_ns, end_ns in ((began_ns, began_ns + before_ns), (step.connected_ns - behind_ns, step.connected_ns)):
-        first = bisect_right(posted, start_ns, key=lambda span: span.end_ns)
-        for span in posted[first:]:
-            if span.start_ns >= end_ns:
-                break
-            spent_ns = min(span.end_ns, end_ns) - max(span.start_ns, start_ns)
-            if spent_ns > 0:
-                found.blame_ns[span.request_id] = found.blame_ns.get(span.request_id, 0) + spent_ns
+    forward_ns = began_ns + before_ns
+    for start_ns, end_ns in (
+        (began_ns, forward_ns),
+        (max(forward_ns, step.connected_ns - behind_ns), step.connected_ns),
+    ):
+        for span in posted.during(start_ns, end_ns):
+            spent_ns = span.end_ns - span.start_ns
+            found.blame_ns[span.request_id] = found.blame_ns.get(span.request_id, 0) + spent_ns

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from kvtrace import stages
+from kvtrace import integrity, stages
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import Blocks, Event, Request
-from kvtrace.verdict import ENDS_EARLY
+from kvtrace.model import Blocks, Event, Integrity, Request
+from kvtrace.verdict import CORRUPT, ENDS_EARLY, ms, read_too_late
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
@@ -24,6 +24,7 @@ def remarks(request: Request, graph: Graph, around: Surroundings, blocks: Blocks
         *_computed_again(request),
         *_completions(request),
         *_engines(request),
+        *_clocks(request, around),
         *_holdings(request, around, blocks),
         *_reservation(request, blocks),
         *_idle(idle_ns),
@@ -36,14 +37,10 @@ def _first(request: Request, *wanted: stages.Stage) -> Event | None:
     return min(found, default=None, key=lambda event: event.t_ns)
 
 
-def _ms(duration_ns: int) -> str:
-    return f"{duration_ns / 1e6:.1f} ms"
-
-
 def _attempts(request: Request) -> Iterator[str]:
     if request.lost:
         names = ", ".join(one.request_id for one in request.lost)
-        spent = _ms(request.lost[-1].end_ns - request.lost[0].start_ns)
+        spent = ms(request.lost[-1].end_ns - request.lost[0].start_ns)
         attempts = "attempt" if len(request.lost) == 1 else "attempts"
         yield f"{len(request.lost)} earlier {attempts} ({names}) lost, which cost {spent} before this one began"
 
@@ -56,7 +53,7 @@ def _cut_short(request: Request) -> Iterator[str]:
         return
     over = _first(request, *ENDS_EARLY, stages.ROUTER_FAILED)
     if over is not None and over.t_ns >= token.t_ns:
-        yield f"the answer was cut short {_ms(over.t_ns - token.t_ns)} after its first token ({over.stage})"
+        yield f"the answer was cut short {ms(over.t_ns - token.t_ns)} after its first token ({over.stage})"
 
 
 def _computed_again(request: Request) -> Iterator[str]:
@@ -85,7 +82,7 @@ def _completions(request: Request) -> Iterator[str]:
     signs = [stages.READY, stages.REPORTED, *([stages.NOTIFIED] if request.mode == "push" else [])]
     late = [event for stage in signs for event in seen.get(stage.name, ()) if over and event.t_ns > over.t_ns]
     if over is not None and late:
-        yield f"a completion ({min(late).stage}) came {_ms(min(late).t_ns - over.t_ns)} after its end on D"
+        yield f"a completion ({min(late).stage}) came {ms(min(late).t_ns - over.t_ns)} after its end on D"
     for event in seen.get(stages.ORPHANED.name, ()):
         begun = _first(request, stages.LOAD_STARTED, stages.REGISTRATION_QUEUED)
         early = " yet" if begun is not None and event.t_ns < begun.t_ns else ""
@@ -97,6 +94,12 @@ def _engines(request: Request) -> Iterator[str]:
     told = {event.ref for event in request.events.get(stages.LOAD_STARTED.name, ()) if event.ref}
     if request.prefill_engine and told and request.prefill_engine not in told:
         yield f"D was told to read from {', '.join(sorted(told))}, and {request.prefill_engine} has the prompt"
+
+
+def _clocks(request: Request, around: Surroundings) -> Iterator[str]:
+    """Say that blocks seem to have been used after they were let go, where clocks that may disagree say so."""
+    if request.events.get(stages.READY.name) and (late := read_too_late(request, around, by_wall_clocks=True)):
+        yield f"by the wall clocks of two hosts, which may disagree, {late}"
 
 
 def _holdings(request: Request, around: Surroundings, blocks: Blocks) -> Iterator[str]:
@@ -154,4 +157,15 @@ def _idle(idle_ns: int | None) -> Iterator[str]:
 
 def _handles(request: Request, graph: Graph) -> Iterator[str]:
     if graph.last_rank and len(request.transfers) > 1:
-        yield f"it waited for {graph.last_rank}"
+        yield f"it waited for {graph.held_up_by or graph.last_rank}"
+
+
+def of_integrity(request: Request, checked: Integrity | None, verdict: str) -> Iterator[str]:
+    """Yield what checksums say that the verdict does not: blocks that differ, and blocks that nobody could check."""
+    if checked is None:
+        return
+    if checked.corrupt and verdict != CORRUPT:
+        yield integrity.told(checked, request.mode)
+    if checked.unchecked:
+        why = f": {'; '.join(checked.why)}" if checked.why else ""
+        yield f"{checked.unchecked} of {checked.checked + checked.unchecked} blocks could not be checked{why}"

@@ -151,10 +151,10 @@ POST = _cause("post", Class.TRANSFER, Where.TRANSFER, "The transfer is being pos
 WIRE = _cause("wire", Class.TRANSFER, Where.TRANSFER, "The bytes are on the wire.", "faster network, locality")
 DETECTION = _cause("detection", Class.COORDINATION, Where.DECODE, "The bytes have arrived and nobody has noticed yet.", "poll outside the step, notification by interrupt")
 REPORT = _cause("report", Class.COORDINATION, Where.DECODE, "D's worker knows that the KV is there and D's scheduler does not yet.", "report outside the step")
-DECODE_LAUNCH = _cause("decode.launch", Class.COORDINATION, Where.DECODE, "D's first step for the request is on its way from the scheduler to the workers.", "fewer ranks, a lighter executor")
+DECODE_LAUNCH = _cause("decode.launch", Class.COORDINATION, Where.DECODE, "A step of D with the request is on its way from the scheduler to the workers.", "fewer ranks, a lighter executor")
 FIRST_STEP = _cause("decode.first_step", Class.RUN, Where.DECODE, "D computes the first token again, which P had already sampled.", "a connector that hands over P's token")
 DECODE_PREFILL = _cause("decode.prefill", Class.RUN, Where.DECODE, "D computes prompt tokens itself: no hand-off, a failed load, or a part that was not handed over.", "find out why the KV did not come")
-DECODE_SAMPLE = _cause("decode.sample", Class.RUN, Where.DECODE, "D's first step samples and D's scheduler takes in the result.", _MORE)
+DECODE_SAMPLE = _cause("decode.sample", Class.RUN, Where.DECODE, "A step of D with the request samples, and D's scheduler takes in the result.", _MORE)
 DECODE_OTHERS = _cause("decode.others", Class.QUEUE, Where.DECODE, "Between the request's own steps D runs steps that work on other requests.", _MORE)
 DECODE_REPLY = _cause("decode.reply", Class.COORDINATION, Where.DECODE, "The first token is on its way from D's HTTP server through the router.", _NET)
 ATTEMPT_LOST = _cause("attempt.lost", Class.COORDINATION, Where.ROUTER, "An earlier attempt under the same id was made and lost, and this one had to wait for that.", "find out why attempts are lost; longer time-outs, other engines")
@@ -190,6 +190,8 @@ ROUTER_FIRST_TOKEN = _stage(16, "router.first_token", Where.ROUTER, "The first c
 ROUTER_DONE = _stage(17, "router.done", Where.ROUTER, "The answer has left whole.", Field("a", "status", "", "HTTP status."), Field("b", "chunks", "", "Content chunks sent."))
 ROUTER_FAILED = _stage(18, "router.failed", Where.ROUTER, "The request failed.", Field("a", "status", "", "HTTP status sent to the client."), Field("ref", "reason", "", "What failed."))
 ROUTER_CANCELLED = _stage(19, "router.cancelled", Where.ROUTER, "The client went away and both legs were cancelled.")
+
+ROUTER_TRACED = _stage(20, "router.traced", Where.ROUTER, "The request's place in a trace: its client's, or one that begins here.", Field("a", "trace_high", "", "Upper half of the trace id."), Field("b", "trace_low", "", "Lower half of the trace id."), Field("c", "parent_span", "", "The client's span id, 0 if it sent none."), Field("d", "own_span", "", "The span id that the legs were sent, 0 if they were sent the client's."), Field("ref", "flags", "", "W3C trace flags, two hexadecimal digits."))
 
 _STATUS = Field("a", "status", "", "HTTP status.")
 PREFILL_HTTP_RECEIVED = _stage(30, "prefill.http_received", Where.PREFILL, "P's HTTP server has the request's head.")
@@ -262,6 +264,12 @@ CLIENT_DONE = _stage(132, "client.done", Where.CLIENT, "The answer has arrived w
 CLIENT_FAILED = _stage(133, "client.failed", Where.CLIENT, "The client gave up, or got an error.", Field("a", "status", "", "HTTP status, 0 if there was none."), Field("ref", "reason", "", "Kind of the failure."))
 TRANSFER_BEGUN = _stage(134, "transfer.begun", Where.TRANSFER, "The side that drives the transfer turns to it: descriptors, post and wire come next.", _RANK, Field("ref", "mode", "", "push or pull."))
 HANDED_OVER = _stage(135, "prefill.handed_over", Where.PREFILL, "P's worker reports that the KV is with D, so that its blocks can go.", _RANK)
+
+# Checksums of handed-over blocks, where `--verify-kv` asks for them. They are no steps on the way to a token.
+_CHECKED = (Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "block", "", "The block's number on the side that does not drive the transfer: P's in pull, D's in push."), Field("c", "checksum", "", "CRC-32 over the block, region by region."), Field("d", "checked_bytes", "bytes", "Bytes that the checksum covers."))
+PREFILL_CHECKED = _stage(136, "prefill.checked", Where.PREFILL, "P's worker knows the checksum of a block that it has computed.", *_CHECKED, Field("ref", "decode_request_id", "", "In push the request's id on D, whose block it is for."))
+DECODE_CHECKED = _stage(137, "decode.checked", Where.DECODE, "D's worker knows the checksum of a block that has arrived.", *_CHECKED)
+UNCHECKED = _stage(138, "transfer.unchecked", Where.TRANSFER, "A worker could not take the checksum of blocks that it should have.", Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "blocks", "blocks", "How many blocks."), Field("ref", "reason", "", "Why not."))
 
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtrace import align, stages
-from kvtrace.graph import Graph, Surroundings
+from kvtrace import align, integrity, stages
+from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
-from kvtrace.model import Event, Request, Transfer
+from kvtrace.model import NEVER_NS, Event, Integrity, Request, Transfer
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
-EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF = "expired", "failed", "recomputed", "no handoff"
+EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF, CORRUPT = "expired", "failed", "recomputed", "no handoff", "corrupt"
 VERDICTS: Mapping[str, str] = {
     COMPLETE: "every rank's every transfer was seen complete",
     INCOMPLETE: "records that the hand-off must have left are missing",
@@ -19,6 +19,7 @@ VERDICTS: Mapping[str, str] = {
     FAILED: "the request or its hand-off failed",
     RECOMPUTED: "D computed prompt tokens itself instead of using the hand-off",
     NO_HANDOFF: "no KV was handed over for this request",
+    CORRUPT: "D went on from other KV than P had computed, by the checksums of both",
 }
 """What became of a hand-off, each with the sentence that says so."""
 
@@ -31,9 +32,18 @@ ENDS_EARLY = (
 Verdict = tuple[str, str]
 
 
-def verdict(request: Request, graph: Graph, around: Surroundings, *, has_token: bool) -> Verdict:
-    """Return the verdict and its reason."""
-    return _of_answer(request, graph, around) if has_token else _without_answer(request)
+def ms(duration_ns: float) -> str:
+    """Return a duration in milliseconds, as notes and findings say it."""
+    return f"{duration_ns / 1e6:.1f} ms"
+
+
+def verdict(request: Request, around: Surroundings, checked: Integrity | None = None, *, has_token: bool) -> Verdict:
+    """Return the verdict and its reason; `checked` is what checksums say of the blocks, None without any."""
+    if not has_token:
+        return _without_answer(request)
+    if checked is not None and checked.corrupt and stages.LOAD_FAILED.name not in request.events:
+        return CORRUPT, f"the output is suspect: {integrity.told(checked, request.mode)}"
+    return _of_answer(request, around)
 
 
 def _without_answer(request: Request) -> Verdict:
@@ -85,7 +95,7 @@ def _reasons(request: Request) -> str:
     return told
 
 
-def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
+def _of_answer(request: Request, around: Surroundings) -> Verdict:
     seen = request.events
     if stages.LOAD_FAILED.name in seen:
         return RECOMPUTED, "the load failed and D computed the prompt itself"
@@ -95,7 +105,7 @@ def _of_answer(request: Request, graph: Graph, around: Surroundings) -> Verdict:
         return INCOMPLETE, f"no event of {whose}"
     if not enqueued[0].c:
         return NO_HANDOFF, _why_none(request)
-    if (late := _read_too_late(request, graph)) is not None:
+    if (late := read_too_late(request, around)) is not None:
         return EXPIRED, f"the output is suspect: {late}"
     failed = [transfer for transfer in request.transfers if transfer.failed]
     if failed:
@@ -125,22 +135,41 @@ def _why_none(request: Request) -> str:
     return "D was not told of any KV to take over"
 
 
-def _read_too_late(request: Request, graph: Graph) -> str | None:
-    """Return by how much the blocks were read or written after P had let them go; None if they were not.
+def read_too_late(request: Request, around: Surroundings, *, by_wall_clocks: bool = False) -> str | None:
+    """Return by how much blocks were read or written after P had let them go; None if they were not.
 
     P lets go in an orderly way after it has heard of the read, which D may notice later still: only a transfer that
     began after that tells of a fault. A lease that ends unread is one while the transfer is not over.
+
+    Only times of one clock prove it. With `by_wall_clocks` only those of two are compared, which prove nothing, and a
+    release of which P was told before is no fault then.
     """
-    if graph.transfer is None:
-        return None
-    posted_ns, over_ns = graph.transfer.post_started_ns, align.completion_ns(graph.transfer) or graph.arrived_high_ns
-    expired = min((event.t_ns for event in request.events.get(stages.LEASE_EXPIRED.name, ())), default=None)
-    if expired is not None and expired < over_ns:
-        return f"the transfer was over {(over_ns - expired) / 1e6:.1f} ms after P's lease had ended"
-    released = min((event.t_ns for event in request.events.get(stages.PREFILL_RELEASED.name, ())), default=None)
-    if released is not None and released < posted_ns:
-        return f"the transfer began {(posted_ns - released) / 1e6:.1f} ms after P had let the blocks go"
+    found: list[tuple[int, str]] = []
+    for stage, told in (
+        (stages.LEASE_EXPIRED, "the transfer was over {} after P's lease had ended"),
+        (stages.PREFILL_RELEASED, "the transfer began {} after P had let the blocks go"),
+    ):
+        let_go = min(request.events.get(stage.name, ()), default=None)
+        if let_go is None or (by_wall_clocks and stage is stages.PREFILL_RELEASED and _was_told(let_go, request)):
+            continue
+        for transfer in request.transfers:
+            is_apart = align.crosses_hosts(let_go.process, transfer.process, around.processes)
+            if transfer.failed or not transfer.post_started_ns or is_apart is not by_wall_clocks:
+                continue
+            is_lease = stage is stages.LEASE_EXPIRED
+            seen_ns = bracket(transfer, 0)[2] if is_lease else transfer.post_started_ns
+            if let_go.t_ns < seen_ns:
+                found.append((seen_ns - let_go.t_ns, told))
+        if found:
+            late_ns, sentence = max(found)
+            return sentence.format(ms(late_ns))
     return None
+
+
+def _was_told(let_go: Event, request: Request) -> bool:
+    """Return whether P had been told of the read before it let go, by its own clock."""
+    told = request.events.get(stages.NOTIFIED.name, ())
+    return request.mode == "pull" and any(event.t_ns <= let_go.t_ns for event in told)
 
 
 def _computed_on_d(request: Request) -> Verdict | None:
@@ -187,17 +216,28 @@ def _of_transfers(request: Request, around: Surroundings) -> Verdict:
     if request.mode == "push" and notified and len(notified) < len(transfers):
         return INCOMPLETE, f"D was told of {len(notified)} of {len(transfers)} writes"
     ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
-    expected = max((p.tp_size for p in around.processes.values() if p.engine == request.decode_engine), default=1)
+    expected = _width(request.decode_engine, around)
     if len(ranks) < expected:
         return INCOMPLETE, f"{len(ranks)} of {expected} ranks of D reported the KV"
+    drivers, moving, side = len({transfer.process for transfer in transfers}), expected, "D"
+    if request.mode == "push":
+        # Of more ranks on P than on D, which may hold the same, not every one need write.
+        moving, side = _width(request.prefill_engine, around), "P"
+        moving = moving if moving <= expected else 1
+    if drivers < moving:
+        return INCOMPLETE, f"transfers of {drivers} of {moving} ranks of {side} were recorded"
     return COMPLETE, ""
+
+
+def _width(engine: str, around: Surroundings) -> int:
+    return max((one.tp_size for one in around.processes.values() if one.engine == engine), default=1)
 
 
 def last_stage(request: Request, before: tuple[stages.Stage, ...] = ()) -> str:
     """Return the last stage that was reached; with `before`, the last one ahead of the first of those."""
     seen = request.events
-    limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=2**63 - 1)
-    ends = {stage.name for stage in before}
+    limit_ns = min((seen[stage.name][0].t_ns for stage in before if stage.name in seen), default=NEVER_NS)
+    ends = {stage.name for stage in before} | integrity.STAGES
     reached = [
         (event.t_ns, name) for name, events in seen.items() if name not in ends for event in events
         if event.t_ns <= limit_ns

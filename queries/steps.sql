@@ -1,5 +1,9 @@
 -- How the engines' steps went, and what the connector took of them on the forward thread.
 --
+-- $engine   VARCHAR  Only this engine; all of them if not given.
+-- $from_ns  BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns    BIGINT   Only what began before this time, unix ns; up to the last if not given.
+--
 -- engine            VARCHAR  Engine id.
 -- steps             BIGINT   Steps made up.
 -- tokens_per_step   DOUBLE   Mean number of tokens.
@@ -19,5 +23,8 @@ SELECT
   quantile_cont(connector_ns, 0.99) / 1e3 AS connector_p99_us,
   sum(connector_ns)::DOUBLE / nullif(sum(ended_ns - scheduled_ns), 0)::DOUBLE AS connector_share
 FROM step
+WHERE ($engine IS NULL OR engine = $engine)
+  AND ($from_ns IS NULL OR coalesce(scheduled_ns, started_ns) >= $from_ns)
+  AND ($to_ns IS NULL OR coalesce(scheduled_ns, started_ns) < $to_ns)
 GROUP BY engine
 ORDER BY engine

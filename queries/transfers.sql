@@ -1,5 +1,9 @@
 -- How the transfers went, per engine that drives them.
 --
+-- $engine   VARCHAR  Only this engine; all of them if not given.
+-- $from_ns  BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns    BIGINT   Only what began before this time, unix ns; up to the last if not given.
+--
 -- engine              VARCHAR  Engine id of the side that drives the transfer.
 -- transfers           BIGINT   Transfers posted.
 -- failed              BIGINT   Those that failed.
@@ -18,7 +22,8 @@ WITH posted AS (
     least(done_ns, probed_ns, CASE WHEN done_at_post THEN post_ended_ns END) AS seen_ns,
     greatest(last_pending_ns, probe_pending_ns, post_started_ns) AS pending_ns
   FROM transfer
-  WHERE post_started_ns IS NOT NULL
+  WHERE post_started_ns IS NOT NULL AND ($engine IS NULL OR engine = $engine)
+    AND ($from_ns IS NULL OR post_started_ns >= $from_ns) AND ($to_ns IS NULL OR post_started_ns < $to_ns)
 )
 SELECT
   engine, count(*) AS transfers, count(failed_ns) AS failed,

@@ -183,8 +183,8 @@ class Stamps(emit.NullEmitter):
         self.facts[name] = value
 
     def order(self) -> list[str]:
-        """Return the stages in the order they came, candidates left out."""
-        return [stamp.stage for stamp in self.all if stamp.stage != "candidate"]
+        """Return the stages in the order they came, candidates and the place in a trace left out."""
+        return [stamp.stage for stamp in self.all if stamp.stage not in ("candidate", "traced")]
 
     def named(self, stage: str) -> list[Stamp]:
         """Return the records of one stage."""

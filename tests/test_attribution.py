@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvtrace import stages
 from kvtrace.model import Process
-from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, pull, push
+from tests.trace import D_API, MS, PROCESSES, D, P, Trace, causes_ms, pull, push
 
 PUSH_CAUSES = {
     "router.decide": 0.5, "router.dispatch": 0.5, "prefill.hop": 1, "prefill.frontend": 1, "prefill.step_boundary": 1,
@@ -223,6 +224,23 @@ def test_two_hosts_mark_the_segments_between_them() -> None:
 
     assert {"prefill.frontend", "wire"} & crossing
     assert "decode.reply" not in crossing
+
+
+def test_clocks_that_put_the_token_before_the_start_are_named() -> None:
+    """D's clock is 1 s behind and the router's first token was not recorded: seen at 57, it is stamped -943."""
+    trace = push().without("router.first_token")
+    apart = Trace()
+    apart.events = [e._replace(t_ns=e.t_ns - 1_000 * MS) if e.process in (D, D_API) else e for e in trace.events]
+    processes = {**PROCESSES, **{one: replace(PROCESSES[one], domain="host-b") for one in (D, D_API)}}
+    (answer,) = apart.answers(processes)
+    (unseen,) = apart.without("decode.first_token_out", "decode.scheduled").answers(processes)
+
+    assert (answer.verdict, answer.ttft_ns, answer.segments) == ("complete", None, ())
+    assert answer.note == (
+        "its first token is stamped 943.0 ms before its start: the clocks of two hosts disagree by more than that, "
+        "so no TTFT can be told"
+    )
+    assert unseen.note.startswith("no first token was recorded")
 
 
 # What holds for any trace ------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from kvtrace.findings import checks, gather
 from kvtrace.findings.model import CauseFacts, Detection, Facts, Finding, Group, Held, Late, Pacing, Posting, Straggler
 from kvtrace.report import population
 from kvtrace.store import Store
+from tests.field.published import joined
+from tests.field.scenes import engines_only, renamed, repeated, unanswered
 from tests.test_analyze import fill
+from tests.test_pace import decoding
 from tests.trace import MS, Trace, pull, push
 
 REQUESTS = 24
@@ -94,6 +97,79 @@ def test_few_requests_tell_nothing(tmp_path: Path, name: str) -> None:
     assert findings_of(tmp_path, run_of(FAULTS[name], count=checks.LEAST_REQUESTS - 1)) == []
 
 
+def _wide(name: str) -> Trace:
+    """Return a read of eight ranks, each of whose posts takes 40 ms at the same time."""
+    trace = pull(name).shifted(39.5, 40)
+    d = f"cmpl-{name}-0-bbbbbbbb"
+    for rank in range(1, 8):
+        number = 20 + rank
+        trace.at(38.5, stages.PREPARED, d, number, 20, rank).at(39, stages.POST_STARTED, d, number)
+        trace.at(79.9, stages.POST_ENDED, d, number, 1_300_000, 20).at(82, stages.TRANSFER_DONE, d, number)
+    return trace
+
+
+def test_ranks_that_post_side_by_side_do_not_share_the_time(tmp_path: Path) -> None:
+    """The path has one rank's post of 41 ms, whatever the number of ranks."""
+    (wide,) = findings_of(tmp_path, run_of(_wide))
+
+    assert wide.name == "post.descriptors"
+    assert "Posting takes longer than the wire: 41.0 ms a request against at most 3.0 ms" in wide.sentence
+    assert "with 20 descriptors of 65,000 bytes a transfer" in wide.sentence
+
+
+def test_an_id_that_repeats_is_as_many_requests_as_there_are(tmp_path: Path) -> None:
+    """24 requests under one id, without a router to tell them apart: each is counted, in causes and in paces."""
+    named = {
+        f"cmpl-r{number:03}-0-{side * 8}": f"cmpl-same-0-{side * 8}" for number in range(REQUESTS) for side in "ab"
+    }
+    trace = renamed(engines_only(run_of(_decoding_long)), named)
+    trace.events = [e._replace(request="same") if e.request.startswith("r0") else e for e in trace.events]
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, trace)
+        analyze(store)
+        (group,) = gather.gather(store, None).groups
+
+    assert group.requests == REQUESTS
+    assert {name: seen.requests for name, seen in group.causes.items()}["prefill.forward"] == REQUESTS
+    assert (group.pacing.requests, group.pacing.decode_ns) == (REQUESTS, REQUESTS * 36 * MS)
+
+
+def _decoding_long(name: str) -> Trace:
+    return decoding(push(4, name))
+
+
+def _given_up(trace: Trace) -> Trace:
+    """Add a pull whose lease ends after 480 s, unread: nobody has an answer of it."""
+    lost = unanswered(engines_only(pull("x"))).without("transfer.done").later(100, 90)
+    return repeated(trace, lost.at(480_000, stages.LEASE_EXPIRED, "cmpl-x-0-aaaaaaaa"))
+
+
+def test_a_request_that_was_never_answered_was_not_served(tmp_path: Path) -> None:
+    """One of 25 requests expires at 480 s: the others were served as fast as they came, and their fault is found."""
+    trace = engines_only(run_of(_posted))
+    (tmp_path / "plain").mkdir()
+    found, plain = findings_of(tmp_path, _given_up(trace)), findings_of(tmp_path / "plain", trace)
+
+    assert names(found) == names(plain) == ["post.descriptors"]
+
+
+def test_requests_that_hang_are_not_served(tmp_path: Path) -> None:
+    """Of 48 requests every second gets no answer, and each is seen at once for the last time: half were served."""
+    whole = Trace()
+    for number in range(2 * REQUESTS):
+        one = pull(f"r{number:03}")
+        one = one if number % 2 else unanswered(one).without("transfer.done")
+        whole.events += one.later(LAPSE_MS * number, 100 * (number + 1)).events
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, whole)
+        analyze(store)
+        load = population.load(store, {})
+
+    assert load is not None
+    assert (load["offered_rate_hz"], load["saturated"]) == (2.0, False)
+    assert load["served_rate_hz"] == pytest.approx(1.0)
+
+
 def test_a_late_registration_names_what_it_waited_for(tmp_path: Path) -> None:
     (found,) = findings_of(tmp_path, run_of(_late))
 
@@ -128,7 +204,7 @@ def cause(share: float, requests: int = 100) -> CauseFacts:
         ("no_handoff", {"verdicts": {"no handoff": CauseFacts(3, 0, 0)}}),
         ("expired", {"verdicts": {"expired": CauseFacts(3, 0, 0)}}),
         ("detection", {"detection": Detection(50, 2_000 * MS, 28 * MS, 28 * MS)}),
-        ("post.descriptors", {"posting": Posting(100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20)}),
+        ("post.descriptors", {"posting": Posting(100, 100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20)}),
         ("tpot.extension", {"pacing": Pacing(100, 10_000 * MS, 3_000 * MS, 2_000 * MS)}),
     ],
 )  # fmt: skip
@@ -144,7 +220,7 @@ def test_each_check_sees_its_own_fault_and_nothing_else(name: str, faulty: dict[
         {"causes": {"prefill.forward": cause(0.9), "prefill.queue": cause(0.1)}},
         {"verdicts": {"complete": CauseFacts(100, 0, 0), "aborted": CauseFacts(50, 0, 0)}},
         {"detection": Detection(19, 9_000 * MS, 28 * MS, 28 * MS)},
-        {"posting": Posting(100, 2_000 * MS, 2_500 * MS, 1_888_000, 100 * 2**20)},
+        {"posting": Posting(100, 100, 2_000 * MS, 2_500 * MS, 1_888_000, 100 * 2**20)},
         {"pacing": Pacing(100, 10_000 * MS, 3_000 * MS, 0)},
     ],
 )  # fmt: skip
@@ -155,11 +231,45 @@ def test_what_is_usual_is_no_finding(harmless: dict[str, object]) -> None:
 def test_a_saturated_run_says_so_and_blames_no_wait() -> None:
     """Public case: 8 requests/s offered, 4.65 served."""
     group = replace(PLAIN, causes={"submit.wait": cause(0.5)})
-    (found,) = checks.findings(Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65))
+    broken = replace(group, causes={"unattributed": cause(0.5)}, verdicts={"recomputed": CauseFacts(9, 0, 0)})
+    facts = Facts((broken,), offered_rate_hz=8.0, served_rate_hz=4.65, saturated=True)
+    (found,) = checks.findings(Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65, saturated=True))
 
     assert found.name == "saturated"
     assert "queue growth" in found.sentence
     assert "8.00 requests/s, served 4.65" in found.sentence
+    assert names(checks.findings(facts)) == ["saturated", "unattributed", "recomputed"]
+    assert {(one.kind, one.remedy) for one in [found, *checks.findings(facts)]} == {("", "")}
+    assert all(one.remedy for one in checks.findings(replace(facts, saturated=False)))
+
+
+def test_a_lease_that_ended_too_early_asks_for_a_longer_one() -> None:
+    """What frees P's blocks sooner would make it worse."""
+    (found,) = checks.findings(Facts((replace(PLAIN, verdicts={"expired": CauseFacts(3, 0, 0)}),)))
+
+    assert found.remedy.startswith("longer leases")
+    assert "shorter" not in found.remedy
+
+
+def _sent_to_p_late(name: str) -> Trace:
+    """Return a pull whose router takes 40 ms to send P's own leg, and 1 ms for D's."""
+    return pull(name).shifted(0.9, 40)
+
+
+def test_the_way_to_p_is_not_the_way_from_p_to_d(tmp_path: Path) -> None:
+    """P's reply takes 1 ms, dispatch and hop of D's leg 2 ms: that P's leg was sent late is another matter."""
+    assert "router.waits" not in names(findings_of(tmp_path, run_of(_sent_to_p_late)))
+
+
+def test_the_answer_that_waits_for_ps_reply_is_charged_with_that_alone(tmp_path: Path) -> None:
+    """200 ms until P's reply; 40 ms in which the router sent the legs are no part of it."""
+    (found,) = (
+        one for one in findings_of(tmp_path, run_of(lambda name: joined(200, name).shifted(0.9, 40)))
+        if one.name == "router.waits"
+    )  # fmt: skip
+
+    assert (found.stake_ns, found.grade) == (REQUESTS * 200 * MS, "supposed")
+    assert "67 % of the time to first token (push, scope router) pass so, 200.0 ms a request" in found.sentence
 
 
 def test_the_rank_that_is_always_last_is_named() -> None:
@@ -167,7 +277,8 @@ def test_the_rank_that_is_always_last_is_named() -> None:
     fair = replace(slow, last=50)
 
     (found,) = checks.findings(Facts((PLAIN,), stragglers=(slow,)))
-    assert "Rank 1 of engine-d is the last" in found.sentence
+    assert "Rank 1 of engine-d is the one that the others wait for in 99 % of 100 requests" in found.sentence
+    assert (found.kind, found.remedy) == ("", "")
     assert checks.findings(Facts((PLAIN,), stragglers=(fair,))) == []
 
 
@@ -175,8 +286,19 @@ def test_blocks_held_after_aborts_and_lost_records_are_told() -> None:
     found = checks.findings(Facts((PLAIN,), held=Held(4, 120_000 * MS, 30_000 * MS), lost_records=7))
 
     assert names(found) == ["blocks.held", "records.lost"]
-    assert "for 30.0 s each" in found[0].sentence
+    assert "P held the blocks of 4 requests that were over for 30.0 s each, 30.0 s at most" in found[0].sentence
     assert checks.findings(Facts((PLAIN,), held=Held(2, 120_000 * MS, 60_000 * MS))) == []
+
+
+def test_one_corrupt_hand_off_is_told_also_of_a_saturated_run() -> None:
+    group = replace(PLAIN, verdicts={"corrupt": CauseFacts(1, 60 * MS, 60 * MS, ("r7",))})
+    saturated = Facts((group,), offered_rate_hz=8.0, served_rate_hz=4.65)
+    (found,) = checks.findings(Facts((group,)))
+
+    assert (found.name, found.examples, found.query) == ("corrupt", ("r7",), "integrity")
+    assert "In 1 requests" in found.sentence
+    assert "corrupt" in names(checks.findings(saturated))
+    assert checks.findings(Facts((PLAIN,))) == []
 
 
 def test_findings_are_ranked_by_the_time_at_stake() -> None:
@@ -193,16 +315,19 @@ def test_evidence_names_queries_that_exist() -> None:
         PLAIN,
         causes={name: cause(0.5) for name in stages.CAUSE_BY_NAME},
         verdicts={
-            name: CauseFacts(9, 0, 0) for name in ("recomputed", "no handoff", "expired", "failed", "incomplete")
+            name: CauseFacts(9, 0, 0)
+            for name in ("recomputed", "no handoff", "expired", "failed", "incomplete", "corrupt")
         },
         late=Late(100, 50, 10 * MS, {"D's sender thread": MS}),
         detection=Detection(50, 2_000 * MS, 28 * MS, 28 * MS),
-        posting=Posting(100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20),
+        posting=Posting(100, 100, 2_000 * MS, 500 * MS, 1_888_000, 100 * 2**20),
         pacing=Pacing(100, 10_000 * MS, 3_000 * MS, 2_000 * MS),
     )
     facts = Facts(
         (group,), (Straggler("d", 1, 100, 99, 9_000 * MS, MS),), Held(4, 120_000 * MS, 30_000 * MS), lost_records=1,
     )  # fmt: skip
-    found = checks.findings(facts) + checks.findings(replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0))
+    found = checks.findings(facts) + checks.findings(
+        replace(facts, offered_rate_hz=8.0, served_rate_hz=4.0, saturated=True)
+    )
 
     assert {finding.query for finding in found} == told

@@ -128,6 +128,38 @@ def test_a_second_record_of_one_id_stays_apart(tmp_path: Path, capsys: pytest.Ca
     assert "1 of those bear an id that another record has" in said
 
 
+@pytest.mark.parametrize("client_id", ["r1", "nobody's", None])
+@pytest.mark.parametrize("other", [(66, 100), (62, 110), (None, 100)])
+def test_records_of_one_id_and_start_stay_apart_by_their_other_times(
+    other: tuple[float | None, float], client_id: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether in one file, in two or in one that has grown: a request is made of one record's points only.
+
+    Of records without an id, the place in the file tells: the second one counts anew in the file that it has alone.
+    """
+    store = records.recorded(tmp_path / "run.duckdb", push())
+    first, second = records.aiperf(client_id, -1, 62, 100), records.aiperf(client_id, -1, *other)
+    both = records.write(tmp_path / "both.jsonl", first, second)
+    alone = records.write(tmp_path / "alone.jsonl", second)
+    grown = records.write(tmp_path / "grown.jsonl", first, second, records.aiperf("later", 500, 62, 600))
+
+    for file in (both, alone, grown):
+        code, said = run(capsys, "--into", store, file)
+        assert code == 0, said
+
+    rows = records.rows(
+        store,
+        "SELECT request, list(stage::VARCHAR ORDER BY stage) AS stages, list(t_ns ORDER BY stage) AS times FROM event "
+        "WHERE starts_with(stage::VARCHAR, 'client.') GROUP BY request",
+    )
+    token_ms, done_ms = other
+    times = tuple(ns(at) for at in (-1, token_ms and token_ms - 1, done_ms) if at is not None)
+    kept = [(ns(-1), ns(61), ns(100)), (ns(500), ns(562), ns(600)), *[times] * (2 if client_id is None else 1)]
+    assert sorted(tuple(row["times"]) for row in rows) == sorted(kept)
+    assert all(len(set(row["stages"])) == len(row["stages"]) for row in rows)
+    assert len(records.requests(store)) == len(rows) + (client_id != "r1")
+
+
 def test_a_retry_is_joined_to_the_attempt_that_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = renamed(push(name="a").without("router.first_token"), "client-7")
     store = records.recorded(tmp_path / "run.duckdb", failed, renamed(push(name="b").later(2, 300), "client-7", 1))
@@ -274,6 +306,21 @@ def test_bench_without_a_clock_is_placed_by_its_date_and_without_ids_joins_nothi
     assert [row["ttft_ns"] for row in found] == [100 * MS, 200 * MS]
     assert found[1]["end_ns"] == 1_000_000_010 * 10**9  # 2001-09-09 01:46:50
     assert "names no request, so nothing joins" in said
+    assert "has a date in its host's local time, read as UTC, so it may be hours off" in said
+    assert "--metadata utc_offset=+02:00" in said
+
+
+def test_bench_whose_metadata_has_a_zone_is_placed_by_its_local_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """03:46:50 two hours east of Greenwich is 01:46:50 there."""
+    store = tmp_path / "run.duckdb"
+    bench = records.bench((5.0, 0.1, 0.5), utc_offset="+02:00", date="20010909-034650")
+    code, said = run(capsys, "-o", store, records.write(tmp_path / "bench.json", json.dumps(bench)))
+
+    (found,) = records.requests(store).values()
+    assert code == 0, said
+    assert found["end_ns"] == 1_000_000_010 * 10**9
     assert "is placed by its date, to a second at best" in said
 
 
@@ -296,6 +343,7 @@ def test_bench_appended_to_a_file_is_a_document_a_line(tmp_path: Path, capsys: p
         ({"ttfts": [float("nan")]}, "line 1: ttfts[0] is no duration"),
         ({"start_times": [-1.0]}, "line 1: start_times[0] is no reading of a clock"),
         ({"date": "yesterday"}, "line 1: its times are of the load host's own clock and it has no date"),
+        ({"utc_offset": "Berlin"}, "line 1: utc_offset 'Berlin' is none; write it like +02:00"),
         ({"itls": [[float("inf")]]}, "line 1: the time of request 0 is no duration"),
     ],
 )

@@ -267,7 +267,7 @@ def test_a_wrong_line_is_named_and_nothing_is_imported(
 def test_the_hash_is_vllms() -> None:
     """Eight bytes of BLAKE2b, personalised; a changed byte of this and nothing would ever join."""
     assert identity.hashed("cmpl-x-0") == records.hashed("cmpl-x-0")
-    assert identity.stem("cmpl-x-0-0123ABCD") == "cmpl-x-0"
+    assert identity.logged_group("cmpl-x-0-0123ABCD") == "cmpl-x-0"
 
 
 def test_a_file_of_endless_hosts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ HEAVY = {
     "pyarrow",
     "numpy",
     "opentelemetry",
+    "perfetto",
+    "prometheus_client",
     "typer",
     "httpx",
     "starlette",

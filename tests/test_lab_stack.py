@@ -216,6 +216,20 @@ def test_commands_are_those_of_the_processes_environment_and_all(temporary: Path
         assert lab.commands["prefill-0"].endswith("--seed 7")
 
 
+def test_one_roles_engines_can_have_other_options_and_all_the_rate_of_checking(temporary: Path) -> None:
+    others = {"max_num_seqs": 2, "tensor_parallel_size": 2, "arguments": ("--seed", "9")}
+    with _lab(verify_kv=0.25, overrides={"decode": others}) as lab:
+        prefill, decode = lab.commands["prefill-0"], lab.commands["decode-0"]
+
+        assert "--max-num-seqs 16" in prefill
+        assert "--max-num-seqs 2" in decode
+        assert decode.endswith("--seed 9")
+        assert "TORCHDYNAMO_DISABLE=1" in decode
+        assert "TORCHDYNAMO_DISABLE" not in prefill
+        assert not prefill.endswith("--seed 9")
+        assert all("KVTRACE_VERIFY_KV=0.25" in line for line in lab.commands.values())
+
+
 def _environment(process: Path) -> Mapping[str, str]:
     entries = (process / "environ").read_bytes().decode().rstrip("\0").split("\0")
     return dict(entry.split("=", 1) for entry in entries)

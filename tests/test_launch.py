@@ -86,6 +86,14 @@ def test_the_environment_gains_the_spool_and_nothing_else() -> None:
     assert prepared("true", A="B").environment == {"PATH": os.environ["PATH"], "A": "B", "KVTRACE_SPOOL": "/spool"}
 
 
+def test_a_rate_of_checking_reaches_the_command_only_where_one_is_given() -> None:
+    kept = launch.prepare(("true",), Path("/spool"), {"PATH": os.environ["PATH"], "KVTRACE_VERIFY_KV": "0.5"})
+    given = launch.prepare(("true",), Path("/spool"), {"PATH": os.environ["PATH"]}, verify_kv=0.1)
+
+    assert kept.environment["KVTRACE_VERIFY_KV"] == "0.5"
+    assert given.environment["KVTRACE_VERIFY_KV"] == "0.1"
+
+
 @pytest.mark.parametrize(("allowed", "result"), [("lora", "lora,kvtrace"), ("", "kvtrace"), ("kvtrace,x", "kvtrace,x")])
 def test_an_allow_list_of_plugins_gains_this_one(allowed: str, result: str) -> None:
     assert prepared("true", VLLM_PLUGINS=allowed).environment["VLLM_PLUGINS"] == result

@@ -5,97 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections import namedtuple
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
 
-from instrumented_connectors.bodies import StreamScan, TransferParamsScan, event_has_content
 from instrumented_connectors.middleware import TraceMiddleware
 from kvtrace import emit, stages
 from kvtrace.segments import SegmentFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from starlette.requests import Request
-
-Event = namedtuple("Event", "name request a b t_ns")
-
-
-class ListTracer:
-    """Keeps events in a list; raises instead when `broken`."""
-
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.enabled = enabled
-        self.broken = False
-        self.events: list[Event] = []
-        self.facts: dict[str, str] = {}
-        self.disabled: list[str] = []
-
-    def emit(
-        self, code: int, request: str = "", a: int = 0, b: int = 0, c: int = 0, d: int = 0, ref: str = "", t_ns: int = 0
-    ) -> None:
-        if self.broken:
-            raise RuntimeError("put in by the test")
-        self.events.append(Event(stages.BY_CODE[code].name, request, a, b, t_ns or time.monotonic_ns()))
-
-    def fact(self, name: str, value: str) -> None:
-        self.facts[name] = value
-
-    def disable(self, where: str, error: BaseException | str) -> None:
-        self.enabled = False
-        self.disabled.append(f"{where}: {error}")
-
-    def names(self) -> list[str]:
-        return [event.name for event in self.events]
-
-    def wait_for(self, name: str) -> Event:
-        deadline_s = time.monotonic() + 5
-        while time.monotonic() < deadline_s:
-            for event in self.events:
-                if event.name == name:
-                    return event
-            time.sleep(0.005)
-        raise AssertionError(f"no {name} in {self.names()}")
-
-
-def completion(text: str, **more: Any) -> str:
-    return "data: " + json.dumps({"id": "cmpl-own-7", "choices": [{"index": 0, "text": text}], **more}) + "\n\n"
-
-
-def chat(delta: dict[str, Any]) -> str:
-    return "data: " + json.dumps({"id": "chatcmpl-own-8", "choices": [{"index": 0, "delta": delta}]}) + "\n\n"
-
-
-CHUNKS = [completion(""), completion("a"), completion("b"), completion(""), "data: [DONE]\n\n"]
-
-
-async def generate(request: Request) -> Any:
-    body = await request.json()
-    if body.get("fail"):
-        raise RuntimeError("the application's own")
-    if not body.get("stream"):
-        return JSONResponse({"id": "cmpl-own-9", "choices": [{"text": "ab"}]}, status_code=body.get("status", 200))
-
-    async def chunks() -> Any:
-        for chunk in body.get("chunks", CHUNKS):
-            yield chunk
-            await asyncio.sleep(body.get("pause_s", 0))
-
-    return StreamingResponse(chunks(), media_type="text/event-stream")
+from tests.middleware_doubles import CHUNKS, DECODE, PREFILL, ListTracer, completion, post, serving
 
 
 @pytest.fixture
@@ -103,50 +28,6 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> ListTracer:
     tracer = ListTracer()
     monkeypatch.setattr(emit, "tracer", lambda: tracer)
     return tracer
-
-
-class Config:
-    """The corner of vLLM's configuration that its server keeps in the application's state."""
-
-    def __init__(self, role: str) -> None:
-        self.kv_transfer_config = type(
-            "Transfer", (), {"kv_role": role, "engine_id": "e-1", "kv_connector": "NixlPushConnector"}
-        )
-
-
-@contextmanager
-def serving(role: str = "") -> Iterator[str]:
-    """Serve the application behind the middleware on a free port; yield its address."""
-    paths = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
-    app: Any = Starlette(routes=[Route(path, generate, methods=["POST"]) for path in paths])
-    app.add_middleware(TraceMiddleware)
-    if role:
-        app.state.vllm_config = Config(role)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def post(
-    url: str, body: dict[str, Any], request: str = "r-1", path: str = "/v1/completions", content: Any = None
-) -> httpx.Response:
-    headers = {"X-Request-Id": request, "content-type": "application/json"} if request else {}
-    return httpx.post(url + path, content=content or json.dumps(body), headers=headers, timeout=10)
-
-
-PREFILL = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
-DECODE = {
-    "kv_transfer_params": {"do_remote_decode": False, "do_remote_prefill": True, "remote_block_ids": list(range(5000))}
-}
 
 
 def test_streamed_decode_leg_stamps_the_first_content_and_counts_it(tracer: ListTracer) -> None:
@@ -310,96 +191,6 @@ def test_cancelled_and_broken_sends_are_disconnects(tracer: ListTracer) -> None:
         tracer.events.clear()
         asyncio.run(serve(error))
         assert tracer.names() == ["decode.http_received", "decode.http_disconnected"]
-
-
-@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-@pytest.mark.parametrize(
-    ("body", "prefill"),
-    [
-        ('{"kv_transfer_params": {"do_remote_decode": true}}', True),
-        ('{"kv_transfer_params"\n :\t{"do_remote_prefill":true, "x": "}"}}', False),
-        ('{"kv_transfer_params": {"do_remote_decode": false, "do_remote_prefill": false}}', None),
-        ('{"kv_transfer_params": null, "prompt": "äöü"}', None),
-        ('{"prompt": "\\"kv_transfer_params\\": {\\"do_remote_decode\\": true}"}', None),
-        ('{"stop": ["kv_transfer_params"], "kv_transfer_params": {"do_remote_decode": true}}', True),
-        ('{"kv_transfer_params": {"do_remote_decode"', None),
-        ("not json at all", None),
-        ("", None),
-    ],
-)
-def test_the_leg_is_found_however_the_body_is_cut(body: str, prefill: bool | None, size: int) -> None:
-    scan = TransferParamsScan()
-    data = body.encode()
-    found = [scan.feed(data[at : at + size]) for at in range(0, max(len(data), 1), size)]
-    assert next((leg for leg in found if leg is not None), None) is prefill
-
-
-def test_nesting_beyond_the_interpreters_depth_is_no_leg_and_no_content() -> None:
-    deep = b"[" * 100_000
-
-    assert TransferParamsScan().feed(b'{"kv_transfer_params": ' + deep) is None
-    assert not StreamScan().feed(b'data: {"choices": ' + deep + b"\n")
-
-
-@pytest.mark.parametrize("event", [{"choices": 3}, {"choices": [None, 3]}, {"choices": [{"delta": "x"}]}])
-def test_odd_events_carry_no_content(event: dict[str, Any]) -> None:
-    assert not event_has_content(event)
-
-
-def test_the_scan_holds_a_bounded_part_of_a_body() -> None:
-    scan = TransferParamsScan()
-    for _ in range(100):
-        scan.feed(b"x" * 100_000)
-    assert len(scan.held) < 100
-    scan.feed(b'"kv_transfer_params": {"a": [')
-    for _ in range(100):
-        scan.feed(b"1," * 50_000)
-    assert len(scan.held) <= 2 * scan.LONGEST_BYTES
-
-
-@pytest.mark.parametrize(
-    ("delta", "content"),
-    [
-        ({"role": "assistant", "content": ""}, False),
-        ({"content": None}, False),
-        ({}, False),
-        ({"content": "a"}, True),
-        ({"reasoning": "hm"}, True),
-        ({"reasoning_content": "hm"}, True),
-        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, True),
-    ],
-)
-def test_first_content_of_a_chat(delta: dict[str, Any], content: bool) -> None:
-    assert StreamScan().feed(chat(delta).encode()) is content
-
-
-def test_events_of_other_dialects() -> None:
-    assert event_has_content({"type": "response.output_text.delta", "delta": "a"})
-    assert event_has_content({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})
-    assert event_has_content({"choices": [{"token_ids": [5]}]})
-    assert not event_has_content({"type": "response.created", "response": {"tools": [{"name": "f"}]}})
-    assert not event_has_content({"choices": [], "usage": {"prompt_tokens": 5}})
-    assert not event_has_content({"error": {"message": "text"}})
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_content_is_counted_however_the_stream_is_cut(size: int) -> None:
-    stream = ("".join(CHUNKS).replace("\n", "\r\n") + completion('say "text": "x"') + ": comment\n\n").encode()
-    scan = StreamScan()
-    firsts = [scan.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
-    assert firsts.count(True) == 1
-    assert scan.chunks == 3
-
-
-@pytest.mark.parametrize("text", ["", "a", '"', "\\", '"text":"x"', "ä"])
-def test_counting_and_parsing_agree(text: str) -> None:
-    line = completion(text).encode()
-    scan = StreamScan()
-    scan.feed(line)
-    parsed = scan.chunks
-    scan.chunks = 1
-    scan.feed(line)
-    assert scan.chunks - 1 == parsed
 
 
 SERVER = """

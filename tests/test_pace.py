@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrace import model, stages
+from kvtrace.evidence import Posts
 from kvtrace.model import Event
+from tests.field.scenes import D1, changed, ranks
 from tests.trace import MS, D, Trace, ns, pull, push
 
 REQUEST = "cmpl-r1-0-bbbbbbbb"
@@ -77,6 +79,38 @@ def test_the_one_whose_transfer_was_posted_is_blamed() -> None:
     # posted 39..40 in its own trace, 20 later here
     assert one.blame_ns == {"r2": 1 * MS}
     assert one.extension_ns == 7 * MS
+
+
+def _posted_by_two_ranks(slowest: int) -> model.Pace:
+    """Return the pace of r1, in whose step 10 both ranks post r2's read at 56..61: 7 ms in one, 6 ms in the other."""
+    trace = push().step(D, 10, (54.5, 55, 70, 70, 71), connector_ms=7, before_ms=7)
+    trace.at(69, stages.STEP_CONNECTED, "", 10, 1, 6 * MS, 6 * MS, process=D1)
+    trace = changed(trace, stages.DECODE_FINISHED, t_ns=ns(70.5))
+    if slowest == D1:
+        trace = changed(trace, stages.STEP_CONNECTED, lambda e: e.process == D1, c=8 * MS, d=8 * MS)
+    read = "cmpl-r2-0-bbbbbbbb"
+    for process in (D, D1):
+        trace.at(55.5, stages.PREPARED, read, 8, 20, 0, process=process)
+        trace.at(56, stages.POST_STARTED, read, 8, process=process)
+        trace.at(61, stages.POST_ENDED, read, 8, 1_000, 20, process=process)
+    return next(a.pace for a in trace.answers(ranks(1, 2)) if a.pace is not None)
+
+
+def test_ranks_that_post_at_the_same_time_extend_a_step_once() -> None:
+    """The step waits for the slowest rank: what was posted in it is a part of the extension, and never more."""
+    first, second = _posted_by_two_ranks(D), _posted_by_two_ranks(D1)
+
+    assert (first.extension_ns, first.blame_ns) == (7 * MS, {"r2": 5 * MS})
+    assert (second.extension_ns, second.blame_ns) == (8 * MS, {"r2": 5 * MS})
+
+
+def test_a_long_post_is_found_behind_short_ones() -> None:
+    """Posts of 34..72, 35..36 and 36..37 by three threads: at 50 the first is under way, though it stands first."""
+    spans = [model.Posted(34, 72, "long", D), model.Posted(35, 36, "a", D), model.Posted(36, 37, "b", D)]
+
+    assert list(Posts(spans).during(50, 60)) == [model.Posted(50, 60, "long", D)]
+    assert list(Posts(spans).during(35, 40)) == [model.Posted(35, 40, "long", D)]
+    assert list(Posts(spans).during(72, 80)) == []
 
 
 def test_a_step_that_prefills_for_others_is_told_apart() -> None:

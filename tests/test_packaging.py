@@ -93,7 +93,7 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("file", ["requirements/dev.txt", "requirements/cpu-engine.txt", "requirements/clients.txt"])
+@pytest.mark.parametrize("file", sorted(str(path.relative_to(ROOT)) for path in (ROOT / "requirements").glob("*.txt")))
 def test_no_requirement_names_an_index_or_a_place(file: str) -> None:
     content = (ROOT / file).read_text()
 

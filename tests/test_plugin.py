@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from instrumented_connectors import plugin, versions
+from kvtrace import emit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +90,11 @@ def test_children_of_a_multi_connector_are_instrumented_and_it_is_not(seen: dict
 
 def test_vllms_own_classes_are_loaded_where_the_instrumented_ones_cannot_be(seen: dict[str, Any]) -> None:
     assert seen["fallback"] == dict.fromkeys(plugin.NAMES, STOCK)
+
+
+def test_the_switch_is_the_emitters() -> None:
+    """The plug-in spells the variable itself, since it may import nothing where that is not set."""
+    assert plugin._SPOOL_VARIABLE == emit.SPOOL_VARIABLE
 
 
 def test_switched_off_it_imports_nothing() -> None:

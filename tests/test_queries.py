@@ -116,6 +116,22 @@ def test_causes(path: Path) -> None:
     assert all(row["remedy"] for row in rows)
 
 
+def test_causes_of_two_scopes_stay_apart(path: Path) -> None:
+    """30 of 100 ms as the router saw it, 30 of 50 as the engines did: each share is of its own scope's time."""
+    sample = Sample()
+    for name, scope, queued_ms in (("r1", "router", 70), ("r2", "engine", 20)):
+        computed = ("prefill.forward", "compute.run", "prefill", "", 30)
+        sample.add(name, (computed, ("prefill.queue", "compute.queue", "prefill", "", queued_ms)), (), scope=scope)
+    sample.write(path)
+
+    shares = {(r["scope"], r["cause"]): (r["requests"], r["share"]) for r in ask(path, "causes")}
+
+    assert shares == {
+        ("router", "prefill.forward"): (1, 0.3), ("router", "prefill.queue"): (1, 0.7),
+        ("engine", "prefill.forward"): (1, 0.6), ("engine", "prefill.queue"): (1, 0.4),
+    }  # fmt: skip
+
+
 PARTS = (
     ("decode.turn", "coordination", 5), ("step.connector", "coordination", 10), ("decode.token", "compute.run", 55),
     ("decode.mixed", "compute.run", 20), ("unattributed", "unattributed", 10),
@@ -170,10 +186,22 @@ def test_blocks(path: Path) -> None:
         ("pull", 1, 4.0, 4.0),
         ("push", 2, 40.0, 88.0),
     ]
-    assert [(r["reserved_p50_ms"], r["held_p50_ms"], r["held_after_abort_block_seconds"]) for r in rows] == [
+    assert [(r["reserved_p50_ms"], r["held_p50_ms"], r["held_after_end_block_seconds"]) for r in rows] == [
         (100.0, 100.0, 0.0),
         (500.0, 1100.0, 80.0),
     ]
+
+
+def test_integrity(path: Path) -> None:
+    """Of three chosen push requests one is whole, one has a block that differs, one has unchecked blocks."""
+    sample = Sample()
+    for number, (checked, corrupt, unchecked) in enumerate(((5, 0, 0), (5, 1, 0), (3, 0, 2))):
+        found = {"checked_blocks": checked, "corrupt_blocks": corrupt, "unchecked_blocks": unchecked}
+        sample.add(f"r{number}", PATH, (), **found)
+    sample.add("r9", PATH, (), checked_blocks=None)
+    sample.write(path)
+
+    assert [tuple(row.values()) for row in ask(path, "integrity")] == [("push", 3, 1, 1, 13, 1, 2)]
 
 
 def test_hidden_work(path: Path) -> None:
@@ -276,7 +304,7 @@ def test_engines_and_processes(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"limit": "ten"}, "limit wants a BIGINT"), ({"limits": "1"}, "has no parameter limits; it has mode, limit")],
+    [({"limit": "ten"}, "limit wants a BIGINT"), ({"limits": "1"}, "has no parameter limits; it has mode, .* limit")],
 )
 def test_a_wrong_parameter_is_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(QueryError, match=said):
@@ -295,3 +323,14 @@ def test_an_unknown_query_is_named() -> None:
 def test_a_header_that_documents_nothing_is_refused(text: str, said: str) -> None:
     with pytest.raises(QueryError, match=said):
         queries.parse("bad", text)
+
+
+def test_a_parameter_means_the_same_in_every_query() -> None:
+    """Dashboards bind by name, so that a name stands for one thing."""
+    meanings: dict[str, set[tuple[str, str]]] = {}
+    for query in queries.load_all():
+        for parameter in query.parameters:
+            if parameter.name != "limit":
+                meanings.setdefault(parameter.name, set()).add((parameter.sql_type, parameter.doc))
+
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}

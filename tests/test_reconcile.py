@@ -12,14 +12,16 @@ from kvtrace.analyze import analyze, points
 from kvtrace.reconcile import SPANS, reconcile
 from kvtrace.store import Store
 from tests.test_analyze import fill
-from tests.trace import MS, Trace, pull, push
+from tests.trace import MS, P_API, P, Trace, pull, push
 
 
-def reconciled_ms(path: Path, trace: Trace, request_id: str = "r1") -> dict[tuple[str, str], float | None]:
+def reconciled_ms(path: Path, trace: Trace) -> dict[tuple[str, str], float | None]:
+    """Return the spans of the trace's first request."""
+    path.mkdir(exist_ok=True)
     with Store.open(path / "run.duckdb", "write") as store:
         fill(store, trace)
         analyze(store)
-        (row,) = store.rows("SELECT * FROM request WHERE request_id = $id", {"id": request_id})
+        row = store.rows("SELECT * FROM request ORDER BY start_ns")[0]
         lines = reconcile(points(store, row), row["mode"])
     return {(line.tool, line.name): None if line.duration_ns is None else line.duration_ns / MS for line in lines}
 
@@ -60,6 +62,24 @@ def test_only_the_asked_requests_points_count(tmp_path: Path) -> None:
     trace.events += pull("r2").shifted(42, 40).later(1_000).events
 
     assert reconciled_ms(tmp_path, trace)["NIXL", "transfer time"] == 4
+
+
+def test_a_leg_of_another_id_is_found_by_what_links_it(tmp_path: Path) -> None:
+    """Behind a router of somebody else's, P's leg has an id of its own, which D's leg names: P's spans are the same."""
+    tidy = pull()
+    tidy.events = [event for event in tidy.events if not event.stage.startswith("router.")]
+    other = Trace()
+    other.events = [
+        event._replace(
+            request=event.request.replace("r1", "elsewhere") if event.process in (P, P_API) else event.request,
+            ref=event.ref.replace("cmpl-r1-0-aaaaaaaa", "cmpl-elsewhere-0-aaaaaaaa"),
+        )
+        for event in tidy.events
+    ]
+    expected, found = reconciled_ms(tmp_path / "tidy", tidy), reconciled_ms(tmp_path / "other", other)
+
+    assert found == expected
+    assert found["vLLM on P", "prefill time"] == 27
 
 
 def test_what_was_not_recorded_is_not_guessed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from kvtrace import cli
 from kvtrace.cli import record
 from kvtrace.errors import LabError
-from kvtrace.lab import stack, workload
+from kvtrace.lab import metrics, stack, workload
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
@@ -293,6 +293,7 @@ class FakeLab:
         FakeLab.arguments = {"mode": mode, **arguments}
         self.url = "http://lab"
         self.commands = {"prefill-0": "python -m vllm"}
+        self.engines: list[Any] = []
 
     def __enter__(self) -> Self:
         return self
@@ -318,15 +319,38 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
     store = tmp_path / "run.duckdb"
-    asked = "--lab pull --requests 3 --rate 5 --input-len 7 --output-len 2 --seed 9 --prefill 2 --decode 1"
+    asked = (
+        "--lab pull --requests 3 --rate 5 --input-len 7 --output-len 2 --seed 9 --prefill 2 --decode 1 --verify-kv 0.2"
+    )
     assert cli.main(["record", "-o", str(store), *asked.split()]) == 0
     assert FakeLab.arguments["mode"] == "pull"
     assert (FakeLab.arguments["prefill"], FakeLab.arguments["decode"]) == (2, 1)
+    assert FakeLab.arguments["verify_kv"] == 0.2
     asked_load = {"requests": 3, "rate_qps": 5.0, "input_len": 7, "output_len": 2, "seed": 9}
     assert asked_load.items() <= lab["load"].items()
     assert answer(store, "SELECT value FROM run WHERE name = 'command.prefill-0'") == "python -m vllm"
     assert '"rate_qps": 5.0' in answer(store, "SELECT value FROM run WHERE name = 'workload'")
     assert not FakeLab.arguments["spool"].exists()
+
+
+def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
+    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "read", lambda _engines: {"p0": {"requests finished": 0.0, "transfers": 2.0}})
+    store = tmp_path / "run.duckdb"
+    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 0
+    assert (
+        answer(store, "SELECT value FROM run WHERE name = 'metrics.p0'")
+        == '{"requests finished": 0.0, "transfers": 2.0}'
+    )
+    told = capfd.readouterr().err.splitlines()[-1]
+    assert "agree in 1 of 8 totals; 1 differ without explanation, transfers of p0 among them" in told
+    assert told.endswith(f"see `kvtrace explain {store} --reconcile`")
+
+
+def test_a_rate_of_checking_needs_engines_to_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "-o", str(tmp_path / "x"), "--spool", str(tmp_path), "--verify-kv", "0.1"]) == 2
+    assert "set KVTRACE_VERIFY_KV where engines start" in capfd.readouterr().err
 
 
 def test_requests_that_fail_make_the_exit_code_1_and_the_store_is_kept(tmp_path: Path, lab: dict[str, Any]) -> None:

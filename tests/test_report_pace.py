@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvtrace.report import pace, page
+from tests.printed import one, plain_console, summary_of, text_of
 from tests.sample_store import MS, Sample
 from tests.test_queries import PARTS
-from tests.test_report import one, plain_console, summary_of, text_of
 
 
 def sample() -> Sample:

@@ -94,7 +94,16 @@ async def test_a_spool_holds_the_requests_points_in_order(tmp_path: Path) -> Non
 
     assert [stage for stage in spooled(tmp_path / "spool") if stage != "router.candidate"] == [
         f"router.{stage}"
-        for stage in ("received", "decided", "prefill_sent", "prefill_returned", "decode_sent", "first_token", "done")
+        for stage in (
+            "received",
+            "traced",
+            "decided",
+            "prefill_sent",
+            "prefill_returned",
+            "decode_sent",
+            "first_token",
+            "done",
+        )
     ]
 
 

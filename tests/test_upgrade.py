@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,55 @@ def test_a_store_without_its_recorded_tables_is_left_alone(older: Path, capsys: 
 
     assert cli.main(["upgrade", str(older)]) == 1
     assert "lacks table event" in capsys.readouterr().err
+    assert older.read_bytes() == before
+
+
+@pytest.mark.parametrize("column", [column.name for column in schema.TABLE_BY_NAME["event"].columns])
+def test_an_event_without_a_value_is_named_and_its_store_is_left_alone(
+    column: str, older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with duckdb.connect(str(older)) as connection:
+        connection.execute(f'UPDATE event SET "{column}" = NULL WHERE rowid IN (3, 5)')  # noqa: S608 -- a name of ours
+        rows = connection.execute(f'SELECT rowid FROM event WHERE "{column}" IS NULL ORDER BY 1').fetchall()  # noqa: S608 -- a name of ours
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"table event, row {rows[0][0]} (and 1 more): {column} is NULL; the store is left as it is" in line
+    assert f"`duckdb {older} 'DELETE FROM event WHERE {column} IS NULL'`" in line  # noqa: S608 -- not run
+    assert older.read_bytes() == before
+    assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_a_stage_that_nobody_knows_is_named_and_what_the_line_says_helps(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with duckdb.connect(str(older)) as connection:
+        for view in ("vocabulary", "step", "ttft"):
+            connection.execute(f"DROP VIEW IF EXISTS {view}")
+        connection.execute("ALTER TABLE event ALTER stage TYPE VARCHAR")
+        connection.execute("INSERT INTO event (process, stage, t_ns) VALUES (1, 'router.guessed', 7)")
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'router.guessed' is no stage that this kvtrace knows; the store is left as it is" in line
+    assert older.read_bytes() == before
+
+    with duckdb.connect(str(older)) as connection:
+        connection.execute(shlex.split(line.split("`")[1])[2])
+    assert cli.main(["upgrade", str(older)]) == 0
+
+
+def test_a_column_that_is_missing_is_named(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with duckdb.connect(str(older)) as connection:
+        connection.execute("ALTER TABLE event DROP COLUMN d")
+    before = older.read_bytes()
+
+    assert cli.main(["upgrade", str(older)]) == 1
+    assert "lacks column d of table event" in capsys.readouterr().err
     assert older.read_bytes() == before
 
 

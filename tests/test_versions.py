@@ -126,7 +126,7 @@ def test_a_watched_method_takes_what_its_observer_expects(
     assert arguments[: len(parameters)] == parameters
 
 
-@pytest.mark.parametrize(("path", "owner", "names"), ATTRIBUTES, ids=lambda each: str(each).rpartition("/")[2])
+@pytest.mark.parametrize(("path", "owner", "names"), ATTRIBUTES, ids=[owner for _, owner, _ in ATTRIBUTES])
 def test_an_attribute_that_is_read_exists(tree: Path, path: str, owner: str, names: set[str]) -> None:
     assert names - assigned(class_of(tree, path, owner)) == set()
 

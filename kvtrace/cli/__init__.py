@@ -1,24 +1,26 @@
 """`kvtrace`: parse, dispatch, map errors to exit codes.
 
-Commands write data to stdout; this module and progress displays are all that writes to stderr. Each command
+Commands write data to stdout and what they have to say of it to stderr, by `kvtrace.messages`. Each command
 lives in a module of its own, exposes a function `command`, and is imported only when it is asked for, so
 that `kvtrace --help` and shell completion answer at once.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from kvtrace import __version__
-from kvtrace.errors import KvtraceError, UsageError, in_one_line
+from kvtrace import __version__, messages
+from kvtrace.errors import KvtraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +29,8 @@ DEBUG_VARIABLE = "KVTRACE_DEBUG"
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_LAST_STANDARD_DESCRIPTOR = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,9 @@ COMMANDS: dict[str, Command] = {
     "import": Command(
         "kvtrace.cli.import_", "Import records of load generators, routers and connector logs into a store."
     ),
+    "export": Command("kvtrace.cli.export", "Export requests to Perfetto, OpenTelemetry or Parquet."),
     "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
+    "dashboards": Command("kvtrace.cli.dashboards", "Write Grafana's dashboards, alert rules and provisioning files."),
     "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),
     "lab": Command("kvtrace.cli.lab", "Start prefill engines, decode engines and a router on this machine."),
     "upgrade": Command("kvtrace.cli.upgrade", "Bring a store of an older kvtrace to the present schema."),
@@ -107,12 +113,13 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program on `arguments` (default: the process's own) and return its exit code."""
+    _stand_in_for_closed_streams()
     try:
         outcome = app(args=arguments, prog_name="kvtrace", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has what it wants; the interpreter's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has what it wants.
+        _drop_output()
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -122,9 +129,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), EXIT_USAGE)
     except KvtraceError as error:
         return _complain(str(error), EXIT_FAILURE)
+    except OSError as error:
+        # What is written to a file by name is the business of whoever names it; stdout has none.
+        return _unwritten(error) if error.errno in _FULL and error.filename is None else _unexpected(error)
     except Exception as error:  # noqa: BLE001 -- the last stop: the user gets a line, not a traceback
         return _unexpected(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Put /dev/null in the place of standard streams that the caller closed, so that no store gets their number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_DESCRIPTOR:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- open to the end
+
+
+def _unwritten(error: OSError) -> int:
+    """Report an output that does not fit where it goes."""
+    _drop_output()
+    return _complain(f"the output cannot be written: {error.strerror}; make room, or send it elsewhere", EXIT_FAILURE)
+
+
+def _drop_output() -> None:
+    """Send what stdout still holds nowhere, so that the interpreter's own flush at the end does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unexpected(error: Exception) -> int:
@@ -140,7 +171,7 @@ def _unexpected(error: Exception) -> int:
 
 def _complain_of_usage(error: Exception, message: str) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stderr.write(message.rstrip() + "\n")
+        messages.write(message.rstrip() + "\n")
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     program = context.command_path if context is not None else "kvtrace"
@@ -148,6 +179,6 @@ def _complain_of_usage(error: Exception, message: str) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    """Write one line to stderr and return `code`; nothing in the message can move the cursor or break the line."""
-    sys.stderr.write(f"kvtrace: error: {in_one_line(message)}\n")
+    """Say what is wrong and return `code`."""
+    messages.say(f"error: {message}")
     return code

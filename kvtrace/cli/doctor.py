@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from instrumented_connectors import versions
+from kvtrace.emit import BUDGET_VARIABLE, SPOOL_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,7 +191,7 @@ def shared_memory(folder: Path = SHARED_MEMORY) -> Check:
 
 def spool() -> Check:
     """Return whether the spool's folder takes a reserved, mapped file, and has room for an outage of the recorder."""
-    folder = Path(os.environ.get("KVTRACE_SPOOL") or tempfile.gettempdir())
+    folder = Path(os.environ.get(SPOOL_VARIABLE) or tempfile.gettempdir())
     # The folder is made when it is first used; until then its nearest parent stands for it.
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -198,14 +199,14 @@ def spool() -> Check:
         _reserve_and_map(folder)
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        advice = "set KVTRACE_SPOOL to a folder that this user can write, on a file system that can reserve space"
+        advice = f"set {SPOOL_VARIABLE} to a folder that this user can write, on a file system that can reserve space"
         return Check("spool", ok=False, found=f"{folder}: {error.strerror}", advice=advice)
     return Check(
         "spool",
         free >= SPOOL_FREE_LEAST_BYTES,
         f"{folder}: writable, {_mebibytes(free)} free",
-        "make room, or point KVTRACE_SPOOL elsewhere: an hour without a recorder takes about "
-        f"{_mebibytes(SPOOL_FREE_LEAST_BYTES)} per process (KVTRACE_SPOOL_BUDGET lowers it)",
+        f"make room, or point {SPOOL_VARIABLE} elsewhere: an hour without a recorder takes about "
+        f"{_mebibytes(SPOOL_FREE_LEAST_BYTES)} per process ({BUDGET_VARIABLE} lowers it)",
     )
 
 
@@ -262,7 +263,7 @@ def _installed(*packages: str) -> tuple[str, str] | None:
 def _probe(program: str) -> tuple[str, bool]:
     """Run Python code in a process of its own; return its last line and whether it failed."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    environment.pop("KVTRACE_SPOOL", None)
+    environment.pop(SPOOL_VARIABLE, None)
     try:
         done = subprocess.run(  # noqa: S603 -- our own interpreter on our own program
             [sys.executable, "-c", program],

@@ -14,7 +14,7 @@ from kvtrace.analyze import points
 from kvtrace.errors import RequestError, UsageError
 from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
-from kvtrace.report import population, selection
+from kvtrace.report import population, selection, totals
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ def command(
         int | None, typer.Option("--slowest", metavar="N", min=1, help="Explain the N requests with the longest TTFT.")
     ] = None,
     reconcile: Annotated[
-        bool, typer.Option("--reconcile", help="Also say what vLLM, NIXL, llm-d and Dynamo would report for it.")
+        bool,
+        typer.Option(
+            "--reconcile",
+            help="Also say what vLLM, NIXL, llm-d and Dynamo would report for it; without REQUEST, vLLM's own totals.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: everything, in ns, nothing shortened.")] = False,
 ) -> None:
@@ -48,9 +52,12 @@ def command(
     """
     if request is not None and slowest is not None:
         raise UsageError("a REQUEST and --slowest exclude each other: name one request, or ask for the slowest")
-    if reconcile and request is None and slowest is None:
-        raise UsageError("--reconcile is about single requests: name a REQUEST, or ask for the --slowest")
     with Store.open(run) as store:
+        if reconcile and request is None and slowest is None and not totals.totals(store, selection.run_facts(store)):
+            raise UsageError(
+                "--reconcile is about single requests (name a REQUEST, or ask for the --slowest), or about vLLM's own "
+                "totals, which only `record --lab` keeps: this run holds none"
+            )
         keys = _selected(store, request, slowest)
         if as_json:
             _write_json(store, selection.all_keys(store) if keys is None else keys, reconcile=reconcile)
@@ -90,7 +97,9 @@ def _write_json(store: Store, keys: Sequence[int], *, reconcile: bool) -> None:
         if reconcile:
             document["reconcile"] = [asdict(line) for line in _reconciled(store, explained)]
         out.write(json.dumps(document))
-    out.write(f'\n], "summary": {json.dumps(population.summary(store, facts))}}}\n')
+    found = totals.totals(store, facts) if reconcile else []
+    told = f', "totals": {json.dumps([asdict(one) for one in found])}' if found else ""
+    out.write(f'\n], "summary": {json.dumps(population.summary(store, facts))}{told}}}\n')
 
 
 def _reconciled(store: Store, explained: selection.Explained) -> list[Line]:
@@ -104,6 +113,10 @@ def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) 
     facts = selection.run_facts(store)
     if keys is None:
         page.print_population(population.summary(store, facts), facts, run.name, console)
+        if reconcile:
+            found = totals.totals(store, facts)
+            console.print(f"\n{totals.sentence(found)}.")
+            console.print(tables.totals(found))
         return
     load = population.load(store, facts)
     shown = list(selection.explained(store, keys[:DRAWN_REQUESTS]))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvtrace.errors import UsageError, in_one_line
+from kvtrace.errors import UsageError
+from kvtrace.messages import say
 
 
 def command(
@@ -48,13 +48,9 @@ def command(
 
     outcome = import_files(files, into, output, force=force, forced=form, same_host=same_host)
     for name, sentence in outcome.said:
-        _say(f"{name}: {sentence}")
+        say(f"{name}: {sentence}")
     store = into or output
     if not outcome.points:
-        _say("nothing is new" + (f"; {into} is as it was" if into is not None else ""))
+        say("nothing is new" + (f"; {into} is as it was" if into is not None else ""))
         return
-    _say(f"next: kvtrace explain {shlex.quote(str(store))}")
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"kvtrace: {in_one_line(message)}\n")
+    say(f"next: kvtrace explain {shlex.quote(str(store))}")

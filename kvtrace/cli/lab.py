@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.errors import LabError
+from kvtrace import messages
+from kvtrace.emit import SPOOL_VARIABLE
+from kvtrace.errors import LabError, UsageError
 from kvtrace.lab.stack import START_TIMEOUT_S, Lab
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def command(
     spool: Annotated[
         Path | None,
         typer.Option(
-            envvar="KVTRACE_SPOOL", help="Folder for events; without it a temporary one that ends with the lab."
+            envvar=SPOOL_VARIABLE, help="Folder for events; without it a temporary one that ends with the lab."
         ),
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Ranks of each engine.")] = 1,
@@ -47,12 +49,18 @@ def command(
     engine_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Further argument of vLLM's API server; may be repeated.")
     ] = None,
+    verify_kv: Annotated[
+        float,
+        typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
+    ] = 0.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that engines may take to start.")] = (
         START_TIMEOUT_S
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print what runs as one JSON object.")] = False,
 ) -> None:
     """Start a lab, print its addresses and exact commands, and take it down on Ctrl-C."""
+    if stock and verify_kv:
+        raise UsageError("--verify-kv needs the instrumented connectors, which --stock leaves out")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     lab = Lab(
@@ -66,6 +74,7 @@ def command(
         prefix_caching=prefix_caching,
         max_num_seqs=max_num_seqs,
         kv_cache_gib=kv_cache_gib,
+        verify_kv=verify_kv,
         arguments=tuple(engine_arg or ()),
     )
     with lab:
@@ -74,7 +83,7 @@ def command(
         try:
             _watch(lab)
         except KeyboardInterrupt:
-            sys.stderr.write("taking the lab down\n")
+            messages.write("taking the lab down\n")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -89,7 +98,7 @@ def _watch(lab: Lab) -> None:
         time.sleep(_WATCH_S)
         ended = lab.failed()
         for name in sorted(set(ended) - told):
-            sys.stderr.write(f"kvtrace: {name} ended by itself, its log in {lab.folder} says why; the rest goes on\n")
+            messages.say(f"{name} ended by itself, its log in {lab.folder} says why; the rest goes on")
         told.update(ended)
         if len(ended) == len(lab.commands):
             raise LabError(f"nothing is left of the lab; its logs in {lab.folder} say why")

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.errors import LabError, StoreError, UsageError
+from kvtrace.cli import watching
+from kvtrace.cli.signals import raise_interrupt, stop_signals
+from kvtrace.errors import LabError, StoreError, UsageError, is_text
+from kvtrace.messages import say, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
+    from collections.abc import Iterator, Mapping
 
+    from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
 
 _SPOOL_PREFIX = "kvtrace-spool-"
@@ -54,6 +57,7 @@ class Engines:
     mode: str
     prefill: int | None
     decode: int | None
+    verify_kv: float = 0.0
 
 
 def command(
@@ -84,10 +88,17 @@ def command(
     seed: Annotated[int | None, typer.Option(help="With --lab: seed of prompts and arrivals.")] = None,
     prefill: Annotated[int | None, typer.Option(help="With --lab: prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="With --lab: decode engines.")] = None,
+    metrics: watching.Metrics = None,
+    otlp: watching.Otlp = None,
+    otlp_share: watching.OtlpShare = None,
+    verify_kv: Annotated[
+        float,
+        typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
+    ] = 0.0,
 ) -> int:
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
-    engines = Engines(lab or "", prefill, decode)
+    engines = Engines(lab or "", prefill, decode, verify_kv)
     argv = tuple(command_line or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
     name = lab or ("spool" if spool else Path(argv[0]).name)
@@ -95,11 +106,12 @@ def command(
     if argv and (code := _check_command(argv)):
         return code
     _check_writable(target)
-    if lab:
-        return _record_lab(target, engines, workload, force=force)
-    if spool:
-        return _record_spools(target, spool, force=force, once=once)
-    return _record_command(target, argv, force=force)
+    with watching.Watch(target, metrics, otlp, otlp_share) as watch:
+        if lab:
+            return _record_lab(target, engines, workload, watch, force=force)
+        if spool:
+            return _record_spools(target, spool, watch, force=force, once=once)
+        return _record_command(target, argv, watch, verify_kv, force=force)
 
 
 # Before anything is started --------------------------------------------------------------------------------
@@ -119,6 +131,8 @@ def _check_usage(
     if strays and lab is None:
         flag = {"rate_qps": "rate"}.get(strays[0], strays[0]).replace("_", "-")
         raise UsageError(f"--{flag} belongs to --lab; a command or a spool folder brings its own load")
+    if engines.verify_kv and spools:
+        raise UsageError("--verify-kv belongs to --lab and to -- COMMAND; set KVTRACE_VERIFY_KV where engines start")
     if once and not spools:
         raise UsageError("--once belongs to --spool DIR")
     for folder in spools:
@@ -126,6 +140,8 @@ def _check_usage(
             raise UsageError(f"--spool {folder} is not a folder")
         if once and not folder.exists():
             raise UsageError(f"--spool {folder} does not exist")
+        if not is_text(str(folder.absolute())):
+            raise UsageError(f"--spool {folder}: its path is no UTF-8, so no store can name it; give it another name")
 
 
 def _check_command(argv: tuple[str, ...]) -> int:
@@ -133,12 +149,15 @@ def _check_command(argv: tuple[str, ...]) -> int:
     if shutil.which(argv[0]) is not None:
         return 0
     exists = Path(argv[0]).exists() and "/" in argv[0]
-    _say(f"{argv[0]} is not executable" if exists else f"command not found: {argv[0]}")
+    say(f"{argv[0]} is not executable" if exists else f"command not found: {argv[0]}")
     return 126 if exists else 127
 
 
 def _check_writable(output: Path) -> None:
     """Raise StoreError unless a store can be written there."""
+    from kvtrace.store import refuse_bytes
+
+    refuse_bytes(output)
     if output.is_dir():
         raise StoreError(f"{output} is a folder; name a file in it with -o")
     if not output.parent.is_dir():
@@ -153,20 +172,23 @@ def _check_writable(output: Path) -> None:
 # The three sources -----------------------------------------------------------------------------------------
 
 
-def _record_command(output: Path, argv: tuple[str, ...], *, force: bool) -> int:
+def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv: float, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
-    with _recording(output, [_make_spool()], {"command": shlex.join(argv)}, force=force) as recorder:
-        made = launch.prepare(argv, recorder.spools[0], os.environ)
+    # A command may name files in bytes that are no text; a store holds text.
+    line = shlex.join(argv).encode(errors="backslashreplace").decode()
+    with _recording(output, [_make_spool()], {"command": line}, watch, force=force) as recorder:
+        made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
-            _say(note)
+            say(note)
         return child.run(made.argv, made.environment)
 
 
-def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool) -> int:
+def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, *, force: bool) -> int:
     """Bring a lab up, drive load through it, take it down; return 1 if a request failed, 128 + n after a signal."""
-    from kvtrace.lab import stack, workload
+    from kvtrace.lab import metrics, stack, workload
+    from kvtrace.report import totals
     from kvtrace.store import discard
 
     load = workload.Load(**wanted.given())
@@ -175,23 +197,39 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, *, force: bool
     folder = _make_spool()
     recorder: Recorder | None = None
     try:
-        with _recording(output, [folder], facts, force=force) as recorder, _stop_signals(_raise_interrupt) as seen:
+        with (
+            _recording(output, [folder], facts, watch, force=force) as recorder,
+            stop_signals(raise_interrupt) as seen,
+        ):
             try:
-                with stack.Lab(engines.mode, spool=folder, **sizes) as lab:
+                with stack.Lab(engines.mode, spool=folder, verify_kv=engines.verify_kv, **sizes) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
                     result = workload.run(lab.url, **asdict(load))
+                    recorder.facts |= totals.facts(metrics.read(lab.engines))
             except KeyboardInterrupt:
-                _say("interrupted: the lab is down, what it served is kept")
+                say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)
-            sys.stderr.write(result.to_text() + "\n")
-            return 0 if len(result.completed) == load.requests else 1
+            write(result.to_text() + "\n")
+        _say_totals(output)
+        return 0 if len(result.completed) == load.requests else 1
     except LabError:
         if recorder is not None and not recorder.resumed:
             discard(output)  # nothing was served, and the next attempt should find the name free
         raise
 
 
-def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool) -> int:
+def _say_totals(output: Path) -> None:
+    """Say whether vLLM's own totals are those of the finished store."""
+    from kvtrace.report import selection, totals
+    from kvtrace.store import Store
+
+    with Store.open(output) as store:
+        found = totals.totals(store, selection.run_facts(store))
+    if found:
+        say(f"{totals.sentence(found)}; see `kvtrace explain {shlex.quote(str(output))} --reconcile`")
+
+
+def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
     """Follow folders until interrupted, or take in what is there."""
     for folder in folders:
         try:
@@ -201,14 +239,14 @@ def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
     delete = not once or all(_is_private(folder) for folder in folders)
     ended = threading.Event()
-    with _recording(output, folders, {}, force=force, delete_consumed=delete) as recorder:
+    with _recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
         if once:
             return 0
-        with _stop_signals(lambda *_: ended.set()):
+        with stop_signals(lambda *_: ended.set()):
             failure = None
             while not ended.wait(1.0):
                 if recorder.failure is not None and str(recorder.failure) != str(failure):
-                    _say(f"{recorder.failure}; trying again")
+                    say(f"{recorder.failure}; trying again")
                 failure = recorder.failure
     return 0
 
@@ -218,39 +256,52 @@ def _record_spools(output: Path, folders: list[Path], *, force: bool, once: bool
 
 @contextmanager
 def _recording(
-    output: Path, spools: list[Path], facts: Mapping[str, str], *, force: bool, delete_consumed: bool = True
+    output: Path,
+    spools: list[Path],
+    facts: Mapping[str, str],
+    watch: Watch,
+    *,
+    force: bool,
+    delete_consumed: bool = True,
 ) -> Iterator[Recorder]:
     """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
     from kvtrace.collect import Recorder
 
     recorder = Recorder(
-        output, spools, {"host": platform.node(), **facts}, delete_consumed=delete_consumed, force=force
+        output,
+        spools,
+        {"host": platform.node(), **facts},
+        delete_consumed=delete_consumed,
+        force=force,
+        observers=watch.observers(spools),
     )
     try:
         with recorder:
             recorder.start()
             resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
-            _say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
+            say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
         kept = [spool for spool in recorder.spools if _is_private(spool) and not _clear(spool)]
         for spool in kept:
             resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
-            _say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
+            say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
     _report(recorder)
+    for message in watch.report():
+        say(message)
 
 
 def _report(recorder: Recorder) -> None:
     """Say what was written and what to type next."""
     stats = recorder.stats
     for message in stats.skipped:
-        _say(message)
+        say(message)
     if stats.lost:
-        _say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
     if not stats.events:
-        _say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
-    _say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    _say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+        say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
+    say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
+    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
 
 
 def _make_spool() -> Path:
@@ -272,28 +323,3 @@ def _clear(folder: Path) -> bool:
     if next(folder.glob("*.kvt"), None) is None:
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
-
-
-@contextmanager
-def _stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[list[int]]:
-    """Call `handler` on SIGINT and SIGTERM; yield the list of those seen."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        handler(number, frame)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"kvtrace: {message}\n")

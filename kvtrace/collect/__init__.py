@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.collect.observing import Observer
 from kvtrace.collect.recorder import Recorder, Stats
 
-__all__ = ["Recorder", "Stats"]
+__all__ = ["Observer", "Recorder", "Stats"]

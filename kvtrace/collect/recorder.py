@@ -21,11 +21,14 @@ import pyarrow as pa
 from kvtrace import analyze
 from kvtrace.collect.follow import RECORDS_PER_CHUNK, Chunk, Folders
 from kvtrace.collect.ledger import FileKey, Ledger, Position
+from kvtrace.collect.observing import Audience
 from kvtrace.errors import DamageError, KvtraceError, StoreError
 from kvtrace.store import Store, discard, working_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from kvtrace.collect.observing import Observer
 
     Analysis = Callable[[Store, int | None], int]
 
@@ -33,7 +36,6 @@ POLL_INTERVAL_S = 0.25
 PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
-WHOLE_ANALYSIS_EVENTS = 200_000  # up to this size the last analysis looks at everything once more
 _FACTS_OF_PROCESSES = ("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname")
 
 
@@ -51,6 +53,8 @@ class Stats:
     publish_s: float = 0.0
     analyze_s: float = 0.0
     removed_files: int = 0
+    published_ns: int = 0
+    failing: bool = False
 
 
 class Recorder:
@@ -66,6 +70,7 @@ class Recorder:
         *,
         force: bool = False,
         analysis: Analysis | None = analyze.analyze,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.output = Path(output)
         self.spools = [Path(spool) for spool in spools]
@@ -79,6 +84,7 @@ class Recorder:
         self._analysis = analysis
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._audience = Audience(observers, self._notice)
         self._said: set[tuple[str, str]] = set()
         self._unwritten_notices: list[dict[str, str | int]] = []
         self._since_ns: int | None = None  # events from here on have not been analysed
@@ -176,9 +182,10 @@ class Recorder:
             done = part(self._store)
         except (KvtraceError, OSError) as error:
             self.failure = error if isinstance(error, KvtraceError) else StoreError(str(error))
+            self.stats.failing = True
             self._notice(str(self.output), str(error))
             return 0
-        self.failure = None
+        self.failure, self.stats.failing = None, False
         return done
 
     def _end(self) -> None:
@@ -189,10 +196,13 @@ class Recorder:
             for _ in range(DRAIN_PASSES_MAX):
                 if not self._pass(store):
                     break
-            if self.stats.events <= WHOLE_ANALYSIS_EVENTS:
+            if self.stats.events <= analyze.WHOLE_ANALYSIS_EVENTS:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)
+            self._write_own(store, "recording")  # observers read the run's facts
+            self._audience.analyzed(store, self.stats, is_last=True)
+            self._audience.finish()
             self._write_own(store, "complete")
             store.finish(self.output)
             self.stats.published += 1
@@ -228,10 +238,11 @@ class Recorder:
             self._ledger.note(chunk.process, chunk.facts, chunk.dropped)
             if chunk.rows:
                 chunk.process.saw(chunk.oldest_ns, chunk.newest_ns)
+        # Joined, since many small inserts cost more than one large one.
+        events = pa.concat_tables(tables) if tables else None
         with store.transaction():
-            if tables:
-                # Joined, since many small inserts cost more than one large one.
-                store.append("event", pa.concat_tables(tables))
+            if events is not None:
+                store.append("event", events)
             self._ledger.write(store, positions)
         self._ledger.committed(positions)
         self._is_unpublished = True
@@ -244,16 +255,20 @@ class Recorder:
         self.stats.events += count
         self.stats.lost = self._ledger.lost_records()
         self.stats.processes = len(self._ledger.processes)
+        if events is not None:
+            self._audience.took(store, events)
         return count
 
     # Publishing ---------------------------------------------------------------------------------------
 
     def _analyze_and_publish(self, store: Store) -> int:
         if not self._is_unpublished and not self._unwritten_notices:
+            self._audience.analyzed(store, self.stats)
             return 0
         if self._since_ns is not None:
             self._analyze(store, self._since_ns)
         self._write_own(store, "recording")
+        self._audience.analyzed(store, self.stats)
         self._publish(store)
         self._remove_finished()
         return 0
@@ -280,6 +295,7 @@ class Recorder:
         end_s = time.monotonic()
         self.stats.publish_s = end_s - begin_s
         self.stats.published += 1
+        self.stats.published_ns = time.time_ns()
         pause_s = max(self._publish_interval_s, self.stats.publish_s * (1 / PUBLISH_SHARE - 1), self.stats.analyze_s)
         self._next_publication_s = end_s + pause_s
 
@@ -304,6 +320,7 @@ class Recorder:
             "recorder.skipped_files": str(len(self.stats.skipped)),
             "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
             "recorder.published_ns": str(time.time_ns()),
+            **self._audience.facts(),
         }
 
     def _facts_of_processes(self) -> dict[str, str]:

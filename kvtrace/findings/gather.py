@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrace import stages
+from kvtrace.critical_path import AFTER_REPLY
 from kvtrace.findings.model import (
     CauseFacts,
     Detection,
@@ -35,12 +36,26 @@ FROM request GROUP BY ALL ORDER BY mode, scope
 
 _CAUSES_SQL = """
 WITH per_request AS (
-  SELECT r.mode, r.scope, s.cause, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
+  SELECT r.mode, r.scope, s.cause, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
   FROM segment AS s JOIN request AS r USING (request_key)
   WHERE r.ttft_ns IS NOT NULL GROUP BY ALL HAVING cause_ns > 0
 )
 SELECT mode, scope, cause AS name, count(*) AS requests, sum(cause_ns)::BIGINT AS total_ns,
   quantile_disc(cause_ns, 0.5) AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
+FROM per_request GROUP BY ALL
+"""
+
+# What passes between the legs: P's reply, the dispatch of D's leg and its hop; or the answer's time until that reply.
+_LEGS_SQL = """
+WITH per_request AS (
+  SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns,
+    CASE WHEN s.waited_for = $after_reply THEN 'held' ELSE 'between' END AS name
+  FROM segment AS s JOIN request AS r USING (request_key)
+  WHERE r.ttft_ns IS NOT NULL AND list_contains($causes, s.cause::VARCHAR) AND s.waited_for <> $other_leg
+  GROUP BY ALL HAVING spent_ns > 0
+)
+SELECT mode, scope, name, count(*) AS requests, sum(spent_ns)::BIGINT AS total_ns,
+  quantile_disc(spent_ns, 0.5) AS median_ns, max_by(request_id, spent_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
@@ -73,7 +88,7 @@ WITH spent AS (
   FROM request AS r JOIN segment AS s USING (request_key)
   WHERE r.ttft_ns IS NOT NULL AND r.transfers > 0 GROUP BY r.request_key
 )
-SELECT mode, scope, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
+SELECT mode, scope, count(*) AS requests, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
   sum(greatest(high_ns - post_ns, 0))::BIGINT AS wire_high_ns, sum(descriptors)::BIGINT AS descriptors,
   sum(moved_bytes)::BIGINT AS moved_bytes, max_by(request_id, post_ns, $examples) AS examples
 FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
@@ -81,7 +96,7 @@ FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
 
 _DETECTION_SQL = """
 WITH spent AS (
-  SELECT r.mode, r.scope, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
+  SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
     any_value(r.transfer_high_ns - r.transfer_ns) AS doubt_ns
   FROM request AS r JOIN segment AS s USING (request_key)
   WHERE r.ttft_ns IS NOT NULL AND s.cause = $detection GROUP BY ALL
@@ -100,20 +115,12 @@ FROM step WHERE tokens > 0 AND ended_ns IS NOT NULL
 """
 
 _STRAGGLERS_SQL = """
-WITH reported AS (
-  SELECT p.engine, e.request, e.a AS rank, max(e.t_ns) AS t_ns
-  FROM event AS e JOIN engine_process AS p USING (process) WHERE e.stage = 'decode.reported' GROUP BY ALL
-), ordered AS (
-  SELECT engine, request, count(*) AS ranks, arg_max(rank, t_ns) AS last_rank,
-    max(t_ns) - quantile_disc(t_ns, 0.5) AS lead_ns
-  FROM reported GROUP BY ALL HAVING ranks > 1
-), counted AS (
-  SELECT engine, last_rank AS rank, count(*) AS last, sum(lead_ns)::BIGINT AS total_ns,
-    quantile_disc(lead_ns, 0.5) AS median_ns, max_by(request, lead_ns, $examples) AS examples
-  FROM ordered GROUP BY ALL
+WITH counted AS (
+  SELECT decode_engine AS engine, straggler_rank AS rank, count(*) AS last, sum(straggler_ns)::BIGINT AS total_ns,
+    quantile_disc(straggler_ns, 0.5) AS median_ns, max_by(request_id, straggler_ns, $examples) AS examples
+  FROM request WHERE straggler_rank IS NOT NULL GROUP BY ALL
 )
-SELECT c.*, (SELECT count(*) FROM ordered AS o WHERE o.engine = c.engine) AS requests FROM counted AS c
-ORDER BY engine, rank
+SELECT c.*, (sum(last) OVER (PARTITION BY engine))::BIGINT AS requests FROM counted AS c ORDER BY engine, rank
 """
 
 _HELD_SQL = """
@@ -131,26 +138,37 @@ FROM request WHERE lost_ns IS NOT NULL
 """
 
 _PACING_SQL = """
-SELECT r.mode, r.scope, count(*) AS requests, sum(t.decode_ns)::BIGINT AS decode_ns,
-  sum(t.extension_ns)::BIGINT AS extension_ns, sum(t.by_others_ns)::BIGINT AS by_others_ns,
-  max_by(t.request_id, t.by_others_ns, $examples) AS examples
-FROM tpot AS t JOIN request AS r ON r.request_id = t.request_id AND r.attempt = t.attempt
-WHERE t.tpot_ns IS NOT NULL GROUP BY ALL
+WITH others AS (
+  SELECT b.request_key, sum(b.extension_ns)::BIGINT AS by_others_ns
+  FROM blame AS b JOIN request AS r USING (request_key)
+  WHERE b.blamed_request_id <> r.request_id GROUP BY b.request_key
+)
+SELECT r.mode, r.scope, count(*) AS requests, sum(p.end_ns - p.start_ns)::BIGINT AS decode_ns,
+  sum(p.extension_ns)::BIGINT AS extension_ns, coalesce(sum(o.by_others_ns), 0)::BIGINT AS by_others_ns,
+  max_by(r.request_id, coalesce(o.by_others_ns, 0), $examples) AS examples
+FROM pace AS p JOIN request AS r USING (request_key) LEFT JOIN others AS o USING (request_key)
+WHERE p.tpot_ns IS NOT NULL GROUP BY ALL
 """
 
 _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process"
 
 
-_UNANSWERED_SQL = """
-SELECT coalesce(avg(CASE WHEN verdict IN ('aborted', 'failed') THEN 1.0 ELSE 0.0 END), 0)::DOUBLE AS part FROM request
-"""
-
-
 def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
-    """Return the facts of the run in a store; `load` holds its offered and served rates, None where too few."""
+    """Return the facts of the run in a store; `load` is what `population.load` says of it."""
     few = {"examples": EXAMPLES}
     causes = _by_name(store.rows(_CAUSES_SQL, few))
     verdicts = _by_name(store.rows(_VERDICTS_SQL, few))
+    legs = _by_name(
+        store.rows(
+            _LEGS_SQL,
+            {
+                **few,
+                "after_reply": AFTER_REPLY,
+                "other_leg": stages.ROUTER_PREFILL_SENT.name,
+                "causes": [stages.PREFILL_REPLY.name, stages.ROUTER_DISPATCH.name, stages.DECODE_HOP.name],
+            },
+        )
+    )
     waited: dict[Key, dict[str, int]] = defaultdict(dict)
     for row in store.rows(_LATE_FOR_SQL, {"late": stages.REGISTRATION_LATE.name}):
         waited[row["mode"], row["scope"]][row["waited_for"]] = row["wait_ns"]
@@ -168,6 +186,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
                 **row,
                 causes=causes.get(key, {}),
                 verdicts=verdicts.get(key, {}),
+                legs=legs.get(key, {}),
                 late=Late(**late[key], waited_for=waited[key]) if key in late else Late(),
                 posting=Posting(**posting[key]) if key in posting else Posting(),
                 detection=Detection(**detection[key]) if key in detection else Detection(),
@@ -182,7 +201,7 @@ def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
         lost_records=store.rows(_LOST_SQL)[0]["lost_records"],
         offered_rate_hz=load["offered_rate_hz"] if load else None,
         served_rate_hz=load["served_rate_hz"] if load else None,
-        unanswered_part=store.rows(_UNANSWERED_SQL)[0]["part"],
+        saturated=bool(load and load["saturated"]),
     )
 
 

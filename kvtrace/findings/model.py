@@ -17,7 +17,10 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed."""
+    """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed.
+
+    `kind` is the class that it counts for and `remedy` what usually helps; both are "" where neither can be told.
+    """
 
     name: str
     sentence: str
@@ -52,8 +55,12 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """Transfers of a group: time in the post and on the wire at most (ns), descriptors and bytes, all summed."""
+    """Requests of a group that waited for a post: time in it and on the wire at most (ns) on their paths, summed.
 
+    Transfers, descriptors and bytes are those of all ranks, of which the path has the slowest only.
+    """
+
+    requests: int = 0
     transfers: int = 0
     post_ns: int = 0
     wire_high_ns: int = 0
@@ -75,7 +82,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """The rank of one engine that is most often the last to have its KV, and by how much (ns: sum, median)."""
+    """A rank of one engine that the others wait for: in how many requests, and for how long (ns: sum, median)."""
 
     engine: str
     rank: int
@@ -119,7 +126,10 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The facts of all requests of one mode and scope that had a first token. Verdicts count every request."""
+    """The facts of all requests of one mode and scope that had a first token. Verdicts count every request.
+
+    `legs` has the time `between` P's leg and D's, and that for which the answer was `held` until P's reply was in.
+    """
 
     mode: str
     scope: str
@@ -127,6 +137,7 @@ class Group:
     ttft_ns: int
     causes: Mapping[str, CauseFacts] = field(default_factory=dict)
     verdicts: Mapping[str, CauseFacts] = field(default_factory=dict)
+    legs: Mapping[str, CauseFacts] = field(default_factory=dict)
     late: Late = Late()
     posting: Posting = Posting()
     detection: Detection = Detection()
@@ -137,7 +148,7 @@ class Group:
 class Facts:
     """The facts of a run: its groups, and what belongs to no group. Rates in requests/s, None where too few.
 
-    `unanswered_part` is the part of all requests that failed or were aborted (0 to 1).
+    `saturated` says that less was served than offered, so that waiting grew everywhere.
     """
 
     groups: tuple[Group, ...]
@@ -147,20 +158,4 @@ class Facts:
     lost_records: int = 0
     offered_rate_hz: float | None = None
     served_rate_hz: float | None = None
-    unanswered_part: float = 0.0
-
-    @property
-    def saturated(self) -> bool:
-        """Return whether less was served than offered, so that waiting grew everywhere."""
-        if self.offered_rate_hz is None or self.served_rate_hz is None:
-            return False
-        return is_saturated(self.offered_rate_hz, self.served_rate_hz, self.unanswered_part)
-
-
-# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
-SATURATED_BELOW = 0.95
-
-
-def is_saturated(offered_rate_hz: float, served_rate_hz: float, unanswered_part: float) -> bool:
-    """Return whether less was served than offered; what failed or was aborted asks for no answer any more."""
-    return served_rate_hz < SATURATED_BELOW * offered_rate_hz * (1 - unanswered_part)
+    saturated: bool = False

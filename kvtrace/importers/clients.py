@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from kvtrace import stages
-from kvtrace.importers.identity import Known, own_name
+from kvtrace.importers.identity import ClientTimes, Known, own_name
 from kvtrace.importers.points import Imported, Part, Placed
 from kvtrace.importers.source import Source, printable
 
@@ -27,6 +28,11 @@ class ClientRecord:
     status: int = 0
     failure: str = ""
 
+    @property
+    def times(self) -> ClientTimes:
+        """What tells this record from another one of the same id."""
+        return ClientTimes(self.sent_ns, self.first_token_ns, self.done_ns, bool(self.failure))
+
 
 def place(source: Source, name: str, records: list[ClientRecord], known: Known) -> Imported:
     """Return the points of a load generator's records, each under the request that it is of."""
@@ -34,14 +40,14 @@ def place(source: Source, name: str, records: list[ClientRecord], known: Known) 
     unjoined = repeated = 0
     for record in records:
         request = known.client(record.client_id, record.sent_ns, record.done_ns) if record.client_id else None
-        if request is not None and known.clients.get(request, record.sent_ns) != record.sent_ns:
+        if request is not None and known.clients.get(request, record.times) != record.times:
             request, repeated = None, repeated + 1
         if request is None:
             unjoined += 1
             request = _own_request(record, known)
         else:
             placed.joined += 1
-        known.clients[request] = record.sent_ns
+        known.clients[request] = record.times
         placed.points += _points(record, request)
     if unjoined:
         placed.said.append(f"{unjoined} of {len(records)} records are of no request known here, and stand alone")
@@ -51,11 +57,21 @@ def place(source: Source, name: str, records: list[ClientRecord], known: Known) 
 
 
 def _own_request(record: ClientRecord, known: Known) -> str:
-    """Return an id of its own for a record that joins nothing: the client's where that is free."""
+    """Return an id of its own for a record that joins nothing: the client's where that is free.
+
+    A record that was imported before has the id that it had then, and never that of another record.
+    """
+
+    def is_free(name: str) -> bool:
+        return known.clients.get(name, record.times) == record.times
+
     name = own_name(record.client_id)
-    if name and known.clients.get(name, record.sent_ns) == record.sent_ns and name not in known.names:
+    if name and name not in known.names and is_free(name):
         return name
-    return f"{name or PART}#{record.sent_ns}.{record.line}"
+    # Of records without an id only their place in the file tells that they are not one.
+    placed = f"{name}#{record.sent_ns}" if name else f"{PART}#{record.sent_ns}.{record.line}"
+    numbered = (f"{placed}.{number}" for number in itertools.count(2))
+    return next(filter(is_free, itertools.chain([placed], numbered)))
 
 
 def _points(record: ClientRecord, request: str) -> list[Placed]:

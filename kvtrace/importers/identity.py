@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrace import assemble, stages
+from kvtrace import legs, stages
 from kvtrace.importers.source import printable
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvtrace.store import Store
 
 _PERSON = b"vllm-kv-trace"
-_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)
+_LOGGED_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.IGNORECASE)
 _HASHED = re.compile(r"[0-9a-f]{16}")
 HASHED_ID = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})")
 # How vLLM's front end names the engine's request for an id that it was sent, before its random suffix.
@@ -32,7 +32,12 @@ SELECT e.ref AS client, e.request, e.t_ns, e.a AS attempt, t.request IS NOT NULL
 FROM event AS e LEFT JOIN (SELECT DISTINCT request FROM event WHERE stage = 'router.first_token') AS t USING (request)
 WHERE e.stage = 'router.received' AND e.ref <> '' ORDER BY e.t_ns, e.a
 """
-_CLIENTS_SQL = "SELECT request AS id, t_ns FROM event WHERE stage = 'client.sent'"
+_CLIENTS_SQL = """
+SELECT request AS id, min(t_ns) FILTER (stage = 'client.sent') AS sent_ns,
+  min(t_ns) FILTER (stage = 'client.first_token') AS first_token_ns,
+  min(t_ns) FILTER (stage IN ('client.done', 'client.failed')) AS ended_ns, bool_or(stage = 'client.failed') AS failed
+FROM event WHERE stage IN ('client.sent', 'client.first_token', 'client.done', 'client.failed') GROUP BY request
+"""
 
 
 def hashed(request_id: str) -> str:
@@ -41,9 +46,9 @@ def hashed(request_id: str) -> str:
     return hashlib.blake2b(text, digest_size=8, person=_PERSON, usedforsecurity=False).hexdigest()
 
 
-def stem(engine_request: str) -> str:
+def logged_group(engine_request: str) -> str:
     """Return an engine's request id without vLLM's random suffix, as the lifecycle log groups requests."""
-    return _RANDOM_SUFFIX.sub("", engine_request)
+    return _LOGGED_SUFFIX.sub("", engine_request)
 
 
 def own_name(text: str) -> str:
@@ -101,13 +106,22 @@ class _Attempts:
         return found if any(one.attempt == 0 for one in found) else []
 
 
+class ClientTimes(NamedTuple):
+    """When a client sent, had its first token and ended, in unix ns: two records that differ are two requests."""
+
+    sent_ns: int
+    first_token_ns: int | None
+    ended_ns: int | None
+    failed: bool
+
+
 @dataclass(slots=True)
 class Known:
     """The requests that are known so far, by the ids under which a record may name them."""
 
     attempts: dict[str, _Attempts] = field(default_factory=lambda: defaultdict(_Attempts))
     names: set[str] = field(default_factory=set)
-    clients: dict[str, int] = field(default_factory=dict)
+    clients: dict[str, ClientTimes] = field(default_factory=dict)
     by_hash: dict[str, str] = field(default_factory=dict)
     by_group: dict[str, str] = field(default_factory=dict)
     kept: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -120,7 +134,8 @@ class Known:
             known.attempt(row["client"], Attempt(row["request"], row["t_ns"], row["attempt"], row["answered"]))
         known.learn(row["id"] for row in store.rows(_IDS_SQL))
         known.learn(row["id"] for row in store.rows(_REFS_SQL, {"stages": _NAMING}))
-        known.clients = {row["id"]: row["t_ns"] for row in store.rows(_CLIENTS_SQL)}
+        for request, *times in store.select(_CLIENTS_SQL).values:
+            known.clients[request] = ClientTimes(*times)
         return known
 
     def attempt(self, client_id: str, attempt: Attempt) -> None:
@@ -137,8 +152,8 @@ class Known:
                 self.names.add(parts[1])
                 continue
             self.by_hash[hashed(one)] = one
-            self.by_group.setdefault(hashed(stem(one)), stem(one))
-            for base in assemble.base_ids(one):
+            self.by_group.setdefault(hashed(logged_group(one)), logged_group(one))
+            for base in legs.base_ids(one):
                 self.names.add(base)
                 for pattern in _STEMS:
                     named = pattern.format(base)

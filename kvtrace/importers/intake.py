@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 Clock = tuple[str, str]
 
-WHOLE_ANALYSIS_EVENTS = 200_000  # in larger stores only the time from the first imported point on is worked out again
 _STORED_SQL = """
 SELECT e.t_ns, e.stage::VARCHAR AS stage, e.request, e.ref, e.a, e.b FROM event AS e JOIN process AS p USING (process)
 WHERE map_extract(p.facts, 'imported')[1] IS NOT NULL
@@ -227,6 +226,6 @@ def _facts(store: Store, imported: list[Imported]) -> dict[str, str]:
 
 def _since_ns(store: Store, fresh: Iterable[list[Placed]]) -> int | None:
     """Return from when on requests are to be worked out again, None for all of them."""
-    if store.select("SELECT count(*) FROM event").values[0][0] <= WHOLE_ANALYSIS_EVENTS:
+    if store.select("SELECT count(*) FROM event").values[0][0] <= analyze.WHOLE_ANALYSIS_EVENTS:
         return None
     return min((point.t_ns for points in fresh for point in points), default=None)

@@ -1,8 +1,9 @@
 """The result of `vllm bench serve --save-result --save-detailed`: lists, one entry per request, in one JSON document.
 
 Its start times are readings of the load host's monotonic clock, and it names no request. So it needs an anchor: the
-clock of the store's own host (`--same-host`), else the date of the file, which is good for a second at best; and it
-joins requests only if the ids can be told: a list `request_ids`, or `request_id_prefix` among the file's metadata.
+clock of the store's own host (`--same-host`), else the date of the file. That is the load host's local time to the
+second, without its zone: metadata `utc_offset` says it. It joins requests only if the ids can be told: a list
+`request_ids`, or `request_id_prefix` among the metadata.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ NAME = "vllm-bench"
 _S_NS = 1_000_000_000
 _DATE = "%Y%m%d-%H%M%S"
 _FAILED = "error"
+_BY_DATE = "is placed by its date, to a second at best; --same-host places it exactly where that holds"
+_BY_LOCAL_DATE = (
+    "has a date in its host's local time, read as UTC, so it may be hours off; run it with "
+    "--metadata utc_offset=+02:00 (its own offset), or import it with --same-host where that holds"
+)
 
 
 class _Result(msgspec.Struct):
@@ -33,6 +39,7 @@ class _Result(msgspec.Struct):
     request_ids: list[str] = []
     request_id_prefix: str | None = None
     date: str = ""
+    utc_offset: str | None = None
 
 
 class _Span(NamedTuple):
@@ -58,12 +65,12 @@ def read(source: Source, clock_offset_ns: int | None) -> tuple[list[ClientRecord
         result = source.convert(line, document, _Result)
         _check_lengths(source, line, result)
         spans = [_span(source, line, result, index) for index in range(len(result.start_times))]
-        offset_ns = _dated(source, line, result.date, spans) if clock_offset_ns is None else clock_offset_ns
+        offset_ns = _dated(source, line, result, spans) if clock_offset_ns is None else clock_offset_ns
         records += [_record(source, line, result, index, span, offset_ns) for index, span in enumerate(spans)]
         if not result.request_ids and result.request_id_prefix is None:
             said.append("names no request, so nothing joins; run it with --metadata request_id_prefix=PREFIX")
-    if clock_offset_ns is None:
-        said.append("is placed by its date, to a second at best; --same-host places it exactly where that holds")
+        if clock_offset_ns is None:
+            said.append(_BY_DATE if result.utc_offset is not None else _BY_LOCAL_DATE)
     return records, list(dict.fromkeys(said))
 
 
@@ -112,13 +119,18 @@ def _span(source: Source, line: int, result: _Result, index: int) -> _Span:
     )
 
 
-def _dated(source: Source, line: int, date: str, spans: list[_Span]) -> int:
+def _dated(source: Source, line: int, result: _Result, spans: list[_Span]) -> int:
     """Return what to add to the file's clock so that its last answer ends at its date."""
     try:
-        ended = dt.datetime.strptime(date, _DATE).replace(tzinfo=dt.UTC)
+        ended = dt.datetime.strptime(result.date, _DATE)  # noqa: DTZ007 -- the file has its zone elsewhere, or nowhere
     except ValueError as error:
         reason = "its times are of the load host's own clock and it has no date; use --same-host with that host's store"
         raise source.fault(line, reason) from error
+    try:
+        zone = dt.datetime.strptime(result.utc_offset or "Z", "%z").tzinfo
+    except ValueError as error:
+        raise source.fault(line, f"utc_offset {result.utc_offset!r} is none; write it like +02:00") from error
+    ended = ended.replace(tzinfo=zone)
     last_ns = max((span.started_ns + span.taken_ns for span in spans), default=0)
     return int(ended.timestamp()) * _S_NS - last_ns
 

@@ -116,7 +116,9 @@ def describe(
         *(("--middleware", _MIDDLEWARE) if options.instrumented else ()),
         *options.arguments,
     )
-    settings = {**_recipe(side_channel, options.kv_cache_gib), **environment}
+    # With several ranks vLLM compiles a part of sampling with the first token, which takes half a minute here.
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if options.tensor_parallel_size > 1 else {}
+    settings = {**_recipe(side_channel, options.kv_cache_gib), **eager, **environment}
     program = Program(name, command, settings, folder / f"{name}.log")
     return Engine(role, str(transfer["engine_id"]), port, side_channel, options.tensor_parallel_size, program)
 

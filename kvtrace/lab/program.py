@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError
 from kvtrace.lab import ports
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # An engine start imports thousands of modules; never to keep their byte code makes every start a first one.
-_DROPPED = ("PYTHONDONTWRITEBYTECODE", "KVTRACE_SPOOL")
+_DROPPED = ("PYTHONDONTWRITEBYTECODE", SPOOL_VARIABLE)
 
 
 @dataclass(slots=True)

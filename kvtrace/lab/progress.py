@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from kvtrace import messages
+
 
 class Progress:
     """States of named things while they change."""
@@ -40,14 +42,12 @@ class Progress:
             return
         self._states[name] = state
         if self._live is None and not self._quiet:
-            sys.stderr.write(f"{time.monotonic() - self._began_s:6.1f} s  {name}: {state}\n")
-            sys.stderr.flush()
+            messages.write(f"{time.monotonic() - self._began_s:6.1f} s  {name}: {state}\n")
 
     def note(self, text: str) -> None:
         """Say something once, in full."""
         if not self._quiet:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+            messages.write(f"{text}\n")
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -9,18 +9,20 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, UsageError
 from kvtrace.lab import model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
 from kvtrace.lab.program import Program, Server
 from kvtrace.lab.progress import Progress
+from kvtrace.launch import VERIFY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +62,9 @@ class Lab:
     """Engines and a router on loopback ports; a context manager that leaves nothing behind.
 
     `environment` maps a role (prefill, decode, router) or a name (prefill-0) to variables for those programs;
-    a PYTHONPATH among them goes in front of the inherited one. Further options are those of `EngineOptions`.
+    a PYTHONPATH among them goes in front of the inherited one. Further options are those of `EngineOptions`;
+    `overrides` gives the engines of one role (prefill, decode) others. Of `verify_kv` (0 to 1) of the requests the
+    handed-over blocks are checked.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Lab:
         environment: Mapping[str, Mapping[str, str]] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         quiet: bool = False,
+        verify_kv: float = 0.0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         if mode not in CONNECTORS:
@@ -89,6 +95,8 @@ class Lab:
         self._counts = {Role.PREFILL: prefill, Role.DECODE: decode}
         self._with_router = router
         self._environment = environment or {}
+        self._overrides = overrides or {}
+        self._verify_kv = verify_kv
         self._start_timeout_s = start_timeout_s
         self._progress = Progress(quiet=quiet)
         self._marker = secrets.token_hex(8)
@@ -150,9 +158,10 @@ class Lab:
 
     def _start_engines(self) -> None:
         for role, count in self._counts.items():
+            options = replace(self.options, **self._overrides.get(role.value, {}))
             for number in range(count):
                 extra = self._extra(role.value, f"{role.value}-{number}")
-                self.engines.append(describe(role, number, self.options, self.folder, self.model_dir, extra))
+                self.engines.append(describe(role, number, options, self.folder, self.model_dir, extra))
         for engine in self.engines:
             self._launch(engine.program)
         self._await_engines(self.engines)
@@ -217,7 +226,9 @@ class Lab:
 
     def _extra(self, *names: str) -> dict[str, str]:
         """Return the variables on top of the recipe for the programs of these names, later names winning."""
-        extra = {"KVTRACE_SPOOL": str(self.spool)} if self.options.instrumented else {}
+        extra = {SPOOL_VARIABLE: str(self.spool)} if self.options.instrumented else {}
+        if self._verify_kv:
+            extra[VERIFY_VARIABLE] = str(self._verify_kv)
         for name in names:
             extra |= self._environment.get(name, {})
         return extra

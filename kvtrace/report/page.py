@@ -148,7 +148,11 @@ def _facts(request: Row, console: Console) -> str:
         moved = [f"{size(request['moved_bytes'])} in {plural(request['transfers'] or 0, 'transfer')}"]
         if request["descriptors"]:
             moved[0] += f" of {plural(request['descriptors'], 'descriptor')}"
-    return ", ".join([*engines, *tokens, *moved])
+    checked = []
+    if request["checked_blocks"] is not None:
+        whole = request["checked_blocks"] + request["unchecked_blocks"]
+        checked = [f"{request['checked_blocks']:,} of {plural(whole, 'block')} checked"]
+    return ", ".join([*engines, *tokens, *moved, *checked])
 
 
 def _told(facts: Mapping[str, str]) -> str:

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from kvtrace import verdict
 from kvtrace.findings import checks, gather
-from kvtrace.findings.model import is_saturated
 from kvtrace.report import tpot
 
 if TYPE_CHECKING:
@@ -116,10 +116,11 @@ ORDER BY scope, mode, ttft_ns DESC, request_key
 
 _LOAD_SQL = """
 SELECT count(*) AS arrived, max(start_ns) - min(start_ns) AS arriving_ns,
-  count(*) FILTER (verdict IN ('aborted', 'failed')) AS unanswered,
   count(*) FILTER (served) AS served, max(end_ns) FILTER (served) - min(end_ns) FILTER (served) AS serving_ns
-FROM (SELECT *, verdict NOT IN ('aborted', 'failed') AND end_ns IS NOT NULL AS served FROM request)
+FROM (SELECT *, ttft_ns IS NOT NULL AND NOT list_contains($cut, verdict::VARCHAR) AS served FROM request)
 """
+# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
+SATURATED_BELOW = 0.95
 
 
 def summary(store: Store, facts: Mapping[str, str]) -> Row:
@@ -168,10 +169,11 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
 def load(store: Store, facts: Mapping[str, str]) -> Row | None:
     """Return arrivals and completions per second and whether the run was saturated; None with too few requests.
 
-    Both rates are counted alike, over the time from the first to the last arrival or completion, so that a run
-    that keeps up shows equal ones. `stated_rate_hz` is what the load generator was told, where the run says it.
+    Served is what had a first token and was neither aborted nor failed; the rest asks for no answer any more. Both
+    rates are counted alike, over the time from the first to the last arrival or completion, so that a run that keeps
+    up shows equal ones. `stated_rate_hz` is what the load generator was told, where the run says it.
     """
-    row = store.rows(_LOAD_SQL, {})[0]
+    row = store.rows(_LOAD_SQL, {"cut": [verdict.ABORTED, verdict.FAILED]})[0]
     if row["served"] < LEAST_FOR_LOAD or not row["arriving_ns"] or not row["serving_ns"]:
         return None
     offered_rate_hz = (row["arrived"] - 1) / (row["arriving_ns"] / 1e9)
@@ -180,7 +182,7 @@ def load(store: Store, facts: Mapping[str, str]) -> Row | None:
         "stated_rate_hz": _stated_rate_hz(facts.get("workload", "")),
         "offered_rate_hz": round(offered_rate_hz, 3),
         "served_rate_hz": round(served_rate_hz, 3),
-        "saturated": is_saturated(offered_rate_hz, served_rate_hz, row["unanswered"] / row["arrived"]),
+        "saturated": served_rate_hz < SATURATED_BELOW * offered_rate_hz * row["served"] / row["arrived"],
     }
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.errors import RequestError
+from kvtrace.errors import RequestError, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -116,6 +116,8 @@ def find_keys(store: Store, name: str) -> list[int]:
     A whole id (the request's own or the client's) means every request that bears it; otherwise `name` must
     begin one id only. Raises RequestError when nothing matches, or more than one id does.
     """
+    if not is_text(name):  # every id in a store is
+        _refuse_unknown(name)
     exact = _keys(
         store,
         "SELECT request_key FROM request WHERE request_id = $name OR client_request_id = $name "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.attribution import VERDICTS
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
+from kvtrace.verdict import VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +165,7 @@ def _verdict(request: Row) -> str | None:
     meaning = VERDICTS.get(verdict, "a verdict that this release does not know")
     missing = [name for column, name in _NEEDED.items() if request[column] is None]
     told = f"Verdict {verdict}: {meaning}"
-    return f"{told}; nothing was recorded of {_listed(missing)}." if missing else f"{told}."
+    return f"{told}; nothing usable was recorded of {_listed(missing)}." if missing else f"{told}."
 
 
 def _without_first_token(explained: Explained) -> str:
@@ -175,5 +175,5 @@ def _without_first_token(explained: Explained) -> str:
         *(name for column, name in _NEEDED.items() if request[column] is not None),
         *([plural(len(explained.segments), "segment")] if explained.segments else []),
     ]
-    untold = "No first token was recorded, so there is no TTFT to explain."
+    untold = "No time of a first token is known, so there is no TTFT to explain."
     return " ".join(filter(None, [untold, _verdict(request), f"Known: {_listed(known)}."]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console
 
+from kvtrace.palette import CLASS_COLOUR
 from kvtrace.stages import Class
 
 if TYPE_CHECKING:
@@ -31,13 +32,12 @@ class ClassStyle:
     ascii_glyph: str
 
 
-# Okabe and Ito's palette.
 CLASS_STYLE: Mapping[str, ClassStyle] = {
-    Class.RUN.value: ClassStyle("#0072b2", "█", "#"),
-    Class.QUEUE.value: ClassStyle("#56b4e9", "▓", "+"),
-    Class.COORDINATION.value: ClassStyle("#e69f00", "▒", "-"),
-    Class.TRANSFER.value: ClassStyle("#009e73", "═", "="),
-    Class.UNATTRIBUTED.value: ClassStyle("#cc79a7", "?", "?"),
+    Class.RUN.value: ClassStyle(CLASS_COLOUR[Class.RUN.value], "█", "#"),
+    Class.QUEUE.value: ClassStyle(CLASS_COLOUR[Class.QUEUE.value], "▓", "+"),
+    Class.COORDINATION.value: ClassStyle(CLASS_COLOUR[Class.COORDINATION.value], "▒", "-"),
+    Class.TRANSFER.value: ClassStyle(CLASS_COLOUR[Class.TRANSFER.value], "═", "="),
+    Class.UNATTRIBUTED.value: ClassStyle(CLASS_COLOUR[Class.UNATTRIBUTED.value], "?", "?"),
 }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvtrace.reconcile import Line
     from kvtrace.report.selection import Explained
+    from kvtrace.totals import Total
 
 Row = dict[str, Any]
 
@@ -201,6 +202,16 @@ def reconciled(lines: list[Line], console: Console) -> Table:
     for line in lines:
         row = [line.tool, line.name, "-" if line.duration_ns is None else milliseconds(line.duration_ns)]
         table.add_row(*row, *([line.says] if console.width >= _MEDIUM_COLUMNS else []))
+    return table
+
+
+def totals(found: list[Total]) -> Table:
+    """Return vLLM's own totals beside the store's, with why they differ."""
+    table = _table("total", "of engine", ("vLLM", "right"), ("store", "right"))
+    table.add_column("", overflow="fold", ratio=1)
+    for one in found:
+        theirs = "-" if one.vllm is None else f"{one.vllm:,}"
+        table.add_row(one.name, Text(one.engine), theirs, f"{one.kvtrace:,}", "the same" if one.agrees else one.why)
     return table
 
 

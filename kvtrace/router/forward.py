@@ -90,6 +90,7 @@ class Forward:
         number = 0
         while True:
             request.marks.received(number, len(raw), request.client_id, request.received_ns)
+            request.marks.traced(request.trace, request.received_ns)
             try:
                 await self._attempt(request, raw)
             except Refusal as refusal:
@@ -143,12 +144,13 @@ class _ClientRequest:
         self.path: str = scope["path"]
         self.client_id = alias(self.headers)
         self.marks = Marks(mint())
-        self._trace = carried(self.headers)
+        self.trace = carried(self.headers)
 
     def start_over(self) -> None:
-        """Begin another attempt: an id and a clock of its own."""
+        """Begin another attempt: an id, a clock and a span of its own."""
         self.marks = Marks(mint())
         self.received_ns = time.monotonic_ns()
+        self.trace = self.trace.again()
 
     def ids(self) -> list[tuple[bytes, bytes]]:
         """Return the reply headers that name this attempt."""
@@ -156,7 +158,7 @@ class _ClientRequest:
 
     def leg_headers(self) -> LegHeaders:
         """Return the headers of both legs."""
-        return [*to_engine(self.headers), ("X-Request-Id", self.marks.request_id), *self._trace.items()]
+        return [*to_engine(self.headers), ("X-Request-Id", self.marks.request_id), *self.trace.legs.items()]
 
     async def refuse(self, refusal: Refusal) -> None:
         """End the request with a reply that is no answer, unless it has its answer."""

@@ -8,6 +8,7 @@ from kvtrace import emit, stages
 
 if TYPE_CHECKING:
     from kvtrace.router.policy import Candidates, Decision
+    from kvtrace.router.trace_context import Carried
 
 LOCAL = "local"
 """Mode of an attempt that D serves alone."""
@@ -22,6 +23,8 @@ _FIRST_TOKEN = stages.ROUTER_FIRST_TOKEN.code
 _DONE = stages.ROUTER_DONE.code
 _FAILED = stages.ROUTER_FAILED.code
 _CANCELLED = stages.ROUTER_CANCELLED.code
+_TRACED = stages.ROUTER_TRACED.code
+_HALF_BITS = 64
 
 
 class Marks:
@@ -34,6 +37,12 @@ class Marks:
     def received(self, attempt: int, body_bytes: int, client_id: str, t_ns: int) -> None:
         """Stamp `router.received` as of `t_ns`, when the head came."""
         self._emit(_RECEIVED, self.request_id, attempt, body_bytes, ref=client_id, t_ns=t_ns)
+
+    def traced(self, context: Carried, t_ns: int) -> None:
+        """Stamp the request's place in its trace as of `t_ns`."""
+        halves = _signed(context.trace_id >> _HALF_BITS), _signed(context.trace_id)
+        spans = _signed(context.parent_span), _signed(context.own_span)
+        self._emit(_TRACED, self.request_id, *halves, *spans, ref=f"{context.flags:02x}", t_ns=t_ns)
 
     def decided(self, decision: Decision, candidates: Candidates, mode: str) -> None:
         """Stamp the decision and, for each candidate, the queue that it was taken on."""
@@ -74,3 +83,9 @@ class Marks:
     def cancelled(self) -> None:
         """Stamp that the client went away."""
         self._emit(_CANCELLED, self.request_id)
+
+
+def _signed(value: int) -> int:
+    """Return the lower 64 bits as the wire has them: signed."""
+    low = value & ((1 << _HALF_BITS) - 1)
+    return low - (1 << _HALF_BITS) if low >> (_HALF_BITS - 1) else low

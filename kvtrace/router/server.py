@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
 
+from kvtrace import messages
 from kvtrace.errors import KvtraceError
 from kvtrace.router.app import create_app
 
@@ -89,8 +89,7 @@ def _announce(config: RouterConfig, listener: socket.socket) -> None:
     host = f"[{config.host}]" if ":" in config.host else config.host
     if config.port_file is not None:
         _write_whole(config.port_file, f"{port}\n")
-    sys.stderr.write(f"kvtrace router: {config.mode.value} at http://{host}:{port}\n")
-    sys.stderr.flush()
+    messages.write(f"kvtrace router: {config.mode.value} at http://{host}:{port}\n")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -26,12 +26,13 @@ __all__ = [
     "text",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised whenever a table or a view changes its columns or their meaning.
 
 1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
 2  pace, pace_part, blame; the views tpot and blamed.
 3  idle_ns and lost_ns of request.
+4  straggler_rank, straggler_ns, checked_blocks, corrupt_blocks and unchecked_blocks of request; router.traced.
 """
 
 FORMAT = "kvtrace"

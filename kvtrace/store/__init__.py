@@ -7,8 +7,11 @@ rename, since DuckDB keeps every other process out of a file that is being writt
 from __future__ import annotations
 
 from kvtrace.store.connection import Mode, Rows, Store
-from kvtrace.store.files import discard, working_path
+from kvtrace.store.files import discard, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version
 from kvtrace.store.revision import created, identity, revised
 
-__all__ = ["Mode", "Rows", "Store", "created", "discard", "duckdb_version", "identity", "revised", "working_path"]
+__all__ = [
+    "Mode", "Rows", "Store", "created", "discard", "duckdb_version", "identity", "refuse_bytes", "revised",
+    "working_path",
+]  # fmt: skip

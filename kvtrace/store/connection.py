@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from kvtrace import schema
-from kvtrace.errors import QueryError, StoreError
+from kvtrace.errors import QueryError, StoreError, is_text
 from kvtrace.store import opening
 from kvtrace.store.files import PUBLISHING_SUFFIX, beside, copy_through, put_in_place
 from kvtrace.store.refusal import said_plainly
@@ -42,11 +42,14 @@ class Store:
         self._descriptor = descriptor
 
     @classmethod
-    def open(cls, path: str | Path, mode: Mode = "read") -> Store:
-        """Return the store at `path`: "read" opens what is there, "write" makes it first if it is missing."""
+    def open(cls, path: str | Path, mode: Mode = "read", *, memory_bytes: int | None = None) -> Store:
+        """Return the store at `path`: "read" opens what is there, "write" makes it first if it is missing.
+
+        `memory_bytes` bounds what a reader keeps of the store in memory.
+        """
         path = Path(path)
         if mode == "read":
-            return cls(path, opening.connect_to_read(path), None)
+            return cls(path, opening.connect_to_read(path, memory_bytes=memory_bytes), None)
         connection = opening.connect_to_write(path)
         # DuckDB's POSIX lock is lost as soon as *any* descriptor of the file is closed in this process: the file is
         # read through this one only, which stays open as long as the connection.
@@ -74,6 +77,7 @@ class Store:
 
     def select(self, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
         """Return what one statement returns, with names and types; parameters are bound, never pasted."""
+        _refuse_bytes(sql, *(params or {}).values())
         with said_plainly(self.path):
             result = self._connection.execute(sql, dict(params) if params else None)
             description = result.description or []
@@ -97,6 +101,7 @@ class Store:
 
     def parameters(self, sql: str) -> set[str]:
         """Return the names of the parameters in `sql`, which must be exactly one statement."""
+        _refuse_bytes(sql)
         with said_plainly(self.path):
             statements = self._connection.extract_statements(sql)
         if len(statements) != 1:
@@ -182,6 +187,13 @@ class Store:
 def _known(table: str) -> None:
     if table not in schema.TABLE_BY_NAME:
         raise StoreError(f"the store has no table {table}")
+
+
+def _refuse_bytes(*texts: object) -> None:
+    """Raise QueryError for a text that is no UTF-8: DuckDB knows no other, so nothing stored can match it."""
+    for text in texts:
+        if isinstance(text, str) and not is_text(text):
+            raise QueryError(f"{text!r} is no UTF-8, as every text in a store is; ask for something else")
 
 
 def _type_name(duckdb_type: Any) -> str:

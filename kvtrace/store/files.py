@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvtrace.errors import StoreError
+from kvtrace.errors import StoreError, is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,12 @@ _COPY_STEP_BYTES = 8 * 1024 * 1024
 def beside(path: Path, suffix: str) -> Path:
     """Return the path with a suffix added to its whole name."""
     return path.with_name(path.name + suffix)
+
+
+def refuse_bytes(path: Path) -> None:
+    """Raise StoreError if a path is no UTF-8, which is all that DuckDB opens."""
+    if not is_text(str(path)):
+        raise StoreError(f"{path} cannot be a store: its path is no UTF-8; give it another name")
 
 
 def working_path(published: Path) -> Path:

@@ -8,7 +8,7 @@ import duckdb
 
 from kvtrace import __version__, schema
 from kvtrace.errors import DamageError, StoreError
-from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, working_path
+from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
 if TYPE_CHECKING:
@@ -26,12 +26,25 @@ _CONFINED = {
 }
 
 
-def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a connection that can read the store at `path` and can do nothing else."""
+def connect_to_read(
+    path: Path, *, memory_bytes: int | None = None, may_write_to: Path | None = None
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection that can read the store at `path` and can do nothing else, but write files to one folder.
+
+    `memory_bytes` bounds what DuckDB keeps of the store in memory.
+    """
     _check_file(path)
+    config: dict[str, str | bool | int | float | list[str]] = dict(_CONFINED)
+    if memory_bytes is not None:
+        config["memory_limit"] = f"{memory_bytes}B"
+    if may_write_to is not None:
+        del config["enable_external_access"]  # switched off below, once the folder is known
     with opened_plainly(path):
-        connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
+        connection = duckdb.connect(str(path), read_only=True, config=config)
     try:
+        if may_write_to is not None:
+            connection.execute(f"SET allowed_directories = [{schema.text(str(may_write_to))}]")
+            connection.execute("SET enable_external_access = false")
         _check_schema(path, connection)
         _keep_quiet(connection)
         connection.execute("SET TimeZone = 'UTC'")
@@ -44,6 +57,7 @@ def connect_to_read(path: Path) -> duckdb.DuckDBPyConnection:
 
 def connect_to_write(path: Path) -> duckdb.DuckDBPyConnection:
     """Return a connection that writes the store at `path`, made if it is missing."""
+    refuse_bytes(path)
     if not path.exists():
         _create(path)
     _check_file(path)
@@ -95,6 +109,7 @@ def _create(path: Path) -> None:
 
 def _check_file(path: Path) -> None:
     """Raise unless a DuckDB file lies at `path`."""
+    refuse_bytes(path)
     try:
         with path.open("rb") as file:
             head = file.read(_MAGIC_AT + len(_MAGIC))

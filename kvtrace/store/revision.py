@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
 from kvtrace.store.connection import Store
-from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, copy_through, put_in_place, working_path
+from kvtrace.store.files import (
+    CREATING_SUFFIX,
+    WAL_SUFFIX,
+    beside,
+    copy_through,
+    put_in_place,
+    refuse_bytes,
+    working_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +29,7 @@ Identity = tuple[int, int, int]
 _ARRIVING = ".arriving-"
 
 
-def refuse_recording(path: Path) -> None:
+def _refuse_recording(path: Path) -> None:
     """Raise if a recorder writes the store at `path`, or has left it unfinished."""
     working = next((one for one in map(working_path, (path, path.resolve())) if one.exists()), None)
     if working is not None:
@@ -40,11 +48,13 @@ def identity(path: Path) -> Identity:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def refuse_log(path: Path) -> None:
-    """Raise if a program has left changes of the store in a write-ahead log, which would be lost with the file."""
+def unattended(path: Path) -> Identity:
+    """Return what the store at `path` is now; raise if a recorder or another program has a hand in it."""
+    _refuse_recording(path)
     log = beside(path.resolve(), WAL_SUFFIX)
     if log.exists() and log.stat().st_size:
         raise StoreError(f"{path} has changes of another program in {log}: open it once with duckdb, then try again")
+    return identity(path)
 
 
 @contextlib.contextmanager
@@ -53,61 +63,55 @@ def revised(path: Path, seen: Identity | None = None) -> Iterator[Store]:
 
     `seen` is the version that the caller has read already; another one is left alone.
     """
-    refuse_recording(path)
-    refuse_log(path)
+    before = unattended(path)
     Store.open(path).close()
-    target = path.resolve()
-    before = seen or identity(target)
-    copy = unfinished(target)
-    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with _explained(path):
-            copy_through(descriptor, copy)
-    except BaseException:
-        _remove(copy)
-        raise
-    finally:
-        os.close(descriptor)
-    with written(path, copy) as store:
+    with successor(path, seen or before, copied=True) as store:
         yield store
-        replace(path, store, copy, before)
 
 
-def replace(path: Path, store: Store, copy: Path, before: Identity) -> None:
-    """Put the finished store at `copy` in the place of the one at `path`, if that is still the one of `before`."""
+@contextlib.contextmanager
+def successor(path: Path, before: Identity, *, copied: bool = False) -> Iterator[Store]:
+    """Open a new store for writing, or a copy; at the end it takes the place of the one at `path`, else never.
+
+    Raises StoreError, and leaves everything as it is, if that one is not the one of `before` any more.
+    """
     target = path.resolve()
-    store.execute("CHECKPOINT")
-    store.close()
-    refuse_recording(path)
-    if identity(target) != before:
-        raise StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
-    with _explained(path):
-        copy.chmod(stat.S_IMODE(os.stat(target).st_mode))
-        put_in_place(copy, target)
+    arriving = _unfinished(target)
+    with _written(path, arriving, target if copied else None) as store:
+        yield store
+        store.execute("CHECKPOINT")
+        store.close()
+        _refuse_recording(path)
+        if identity(target) != before:
+            raise StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
+        with _explained(path):
+            arriving.chmod(stat.S_IMODE(os.stat(target).st_mode))
+            put_in_place(arriving, target)
 
 
 @contextlib.contextmanager
 def created(path: Path, *, force: bool) -> Iterator[Store]:
     """Open a new store for writing; it gets the name `path` at the end, after an error never."""
+    refuse_bytes(path)
     if not path.parent.is_dir():
         raise StoreError(f"{path.parent} is not a folder; make it, or name another output")
-    refuse_recording(path)
+    _refuse_recording(path)
     if path.exists():
         if not force:
             raise _taken(path)
         opening.schema_version(path)  # only a store is overwritten
     target = path.resolve()
-    copy = unfinished(target)
-    with written(path, copy) as store:
+    arriving = _unfinished(target)
+    with _written(path, arriving) as store:
         yield store
         store.execute("CHECKPOINT")
         store.close()
         with _explained(path):
             if force:
-                put_in_place(copy, target)
+                put_in_place(arriving, target)
             else:
                 try:
-                    os.link(copy, target)  # unlike a rename, never over a file that came meanwhile
+                    os.link(arriving, target)  # unlike a rename, never over a file that came meanwhile
                 except FileExistsError as error:
                     raise _taken(path) from error
 
@@ -117,13 +121,24 @@ def _taken(path: Path) -> StoreError:
 
 
 @contextlib.contextmanager
-def written(path: Path, copy: Path) -> Iterator[Store]:
-    """Open the file on the way, and see to it that nothing of it is left behind."""
+def _written(path: Path, arriving: Path, source: Path | None = None) -> Iterator[Store]:
+    """Open the file on the way, a copy of `source` if there is one; see to it that nothing of it is left behind."""
     try:
-        with _explained(path), Store.open(copy, "write") as store:
-            yield store
+        with _explained(path):
+            if source is not None:
+                _copy(source, arriving)
+            with Store.open(arriving, "write") as store:
+                yield store
     finally:
-        _remove(copy)
+        _remove(arriving)
+
+
+def _copy(source: Path, target: Path) -> None:
+    descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        copy_through(descriptor, target)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -134,7 +149,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} could not be written: {error.strerror}; it is as it was") from error
 
 
-def unfinished(target: Path) -> Path:
+def _unfinished(target: Path) -> Path:
     """Return a name for this process's file on the way to `target`; what killed processes left is removed."""
     for left in target.parent.glob(f"{glob.escape(target.name)}{_ARRIVING}*"):
         pid = left.name.rpartition("-")[2].partition(".")[0]
@@ -153,7 +168,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _remove(copy: Path) -> None:
-    for base in (copy, beside(copy, CREATING_SUFFIX)):
+def _remove(arriving: Path) -> None:
+    for base in (arriving, beside(arriving, CREATING_SUFFIX)):
         for suffix in ("", WAL_SUFFIX):
             beside(base, suffix).unlink(missing_ok=True)

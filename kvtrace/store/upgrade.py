@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from typing import TYPE_CHECKING
 
 from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
 from kvtrace.store.refusal import said_plainly
-from kvtrace.store.revision import identity, refuse_log, refuse_recording, replace, unfinished, written
+from kvtrace.store.revision import successor, unattended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,22 +27,17 @@ def upgrading(path: Path) -> Iterator[Store]:
 
     Raises StoreError where there is nothing to upgrade. After an exception the older store is as it was.
     """
-    refuse_recording(path)
-    refuse_log(path)
-    target = path.resolve()
-    before, version = identity(target), opening.schema_version(path)
+    before, version = unattended(path), opening.schema_version(path)
     if version == schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has schema {version}, which this kvtrace reads: there is nothing to upgrade")
     if version > schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has the newer schema {version}; upgrade kvtrace to read it")
-    arriving = unfinished(target)
-    with written(path, arriving) as store:
+    with successor(path, before) as store:
         with said_plainly(path):
-            _copy_recorded(target, store.connection)
+            _copy_recorded(path.resolve(), store.connection)
         facts = {"kvtrace": __version__, "schema_version": str(schema.SCHEMA_VERSION), "upgraded_from": str(version)}
         store.remember(facts)
         yield store
-        replace(path, store, arriving, before)
 
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
@@ -54,6 +50,7 @@ def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     for name in ("event", "process"):
         if name not in {table for table, _ in there}:
             raise StoreError(f"{path} lacks table {name}, so nothing can be worked out from it: it is left as it is")
+    _refuse_incomplete(path, connection, there)
     for table in schema.TABLES:
         names = [column.name for column in table.columns if (table.name, column.name) in there]
         if table.name in schema.ANSWERS or not names:
@@ -68,3 +65,30 @@ def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
             f"INSERT INTO {schema.quoted(table.name)} ({listed}) SELECT {taken} FROM older.{schema.quoted(table.name)}"  # noqa: S608 -- names of ours
         )
     connection.execute("DETACH older")
+
+
+def _refuse_incomplete(path: Path, connection: duckdb.DuckDBPyConnection, there: set[tuple[str, str]]) -> None:
+    """Raise if an event lacks a value, or is of a stage that nobody knows: nothing can be worked out from it."""
+    event = schema.TABLE_BY_NAME["event"]
+    for column in event.columns:
+        if (event.name, column.name) not in there:
+            raise StoreError(f"{path} lacks column {column.name} of table {event.name}: it is left as it is")
+        name = schema.quoted(column.name)
+        wrong = f"{name} IS NULL"
+        if column.sql_type == "stage":
+            wrong = f"TRY_CAST({name}::VARCHAR AS stage) IS NULL"
+        first = connection.execute(
+            f"SELECT count(*) OVER (), rowid, {name}::VARCHAR FROM older.event WHERE {wrong} ORDER BY rowid LIMIT 1"  # noqa: S608 -- names of ours
+        ).fetchone()
+        if first is not None:
+            count, row, value = first
+            others = f" (and {count - 1} more)" if count > 1 else ""
+            if value is None:
+                found, such = f"{column.name} is NULL", f"{column.name} IS NULL"
+            else:
+                found, such = f"{value!r} is no stage that this kvtrace knows", f"stage = {schema.text(value)}"
+            remedy = shlex.join(["duckdb", str(path), f"DELETE FROM {event.name} WHERE {such}"])  # noqa: S608 -- shown only
+            raise StoreError(
+                f"{path}: table {event.name}, row {row}{others}: {found}; the store is left as it is: "
+                f"take such rows out by `{remedy}`, or record the run again"
+            )

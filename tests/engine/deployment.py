@@ -52,9 +52,12 @@ class Answer:
 
 
 class Deployment:
-    """One lab with its delays. `send` sends one request; `answers` records everything sent so far."""
+    """One lab with its delays. `send` sends one request; `answers` records everything sent so far.
 
-    def __init__(self, mode: str, folder: Path) -> None:
+    Further options are those of the lab.
+    """
+
+    def __init__(self, mode: str, folder: Path, warm_up: int = WARM_UP, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.mode = mode
         self.faults = Faults(folder / "faults")
@@ -62,16 +65,18 @@ class Deployment:
         self._stores = folder
         self._recorded = 0
         self._since_ns: int | None = None
+        self._warm_up = warm_up
         self._numbers: dict[str, int] = defaultdict(int)
         self.held_ms: dict[str, list[float]] = defaultdict(list)
         """By kind, how long its requests that met all their delays were held up, all delays together."""
-        self.lab = Lab(mode, spool=self.spool, environment=self.faults.environment, quiet=True)
+        environment = self.faults.environment
+        self.lab = Lab(mode, spool=self.spool, environment=environment, quiet=True, **options)
 
     def __enter__(self) -> Self:
         self.lab.start()
         try:
             self._client = Client(self.lab.url)
-            for _ in range(WARM_UP):
+            for _ in range(self._warm_up):
                 self.send("warm-up")
         except BaseException:
             self.lab.stop()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.engine.conftest import Deployments
-from tests.engine.deployment import Answer
+from tests.engine.deployment import Answer, Deployment
 from tests.engine.faults import Settings
 from tests.engine.growth import Growth
 
@@ -108,7 +108,8 @@ class Measurements:
     """TTFT of the plain requests as the client saw it."""
     held_ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """By kind, how long the delays of a request really were."""
-    batches: Counter[str] = field(default_factory=Counter)
+    batches: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By mode and kind, how often its rounds were sent."""
 
     def get(self, mode: str) -> dict[str, list[Answer]]:
         """Return the answers by kind, measured first if need be."""
@@ -116,18 +117,23 @@ class Measurements:
             self.measure(mode)
         return self.answers[mode]
 
-    def measure(self, mode: str) -> None:
-        """Send one more batch of rounds; what was measured before stays in."""
+    def measure(self, mode: str, only: Delay | None = None) -> None:
+        """Send one more batch of rounds, of all kinds or of one and what it is compared with; what was before stays."""
         deployment = self.deployments.get(mode)
-        seen = self.client_ms.setdefault(mode, [])
+        kinds = [delay for delay in DELAYS[mode] if only is None or str(delay) in {str(only), slug(only.against)}]
+        places = [number * len(kinds) // PLAINS_PER_ROUND for number in range(PLAINS_PER_ROUND)]
         for _ in range(ROUNDS):
-            for position, delay in enumerate(DELAYS[mode]):
-                if position % (len(DELAYS[mode]) // PLAINS_PER_ROUND) == 0:
-                    seen.append(deployment.send("plain", prompt_tokens=PROMPT_TOKENS))
+            for position, delay in enumerate(kinds):
+                for _ in range(places.count(position)):
+                    self._send_plain(mode, deployment)
                 for _ in range(delay.times):
                     deployment.send(str(delay), delay.settings, PROMPT_TOKENS)
-        self.batches[mode] += 1
+        self.batches.update((mode, str(delay)) for delay in kinds)
         self.answers[mode], self.held_ms[mode] = deployment.answers(), dict(deployment.held_ms)
+
+    def _send_plain(self, mode: str, deployment: Deployment) -> None:
+        seen = self.client_ms.setdefault(mode, [])
+        seen.append(deployment.send("plain", prompt_tokens=PROMPT_TOKENS))
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +154,11 @@ def measurements(deployments: Deployments) -> Measurements:
 def test_delay_comes_back_where_it_was_put(measurements: Measurements, mode: str, delay: Delay) -> None:
     """The named cause grows by the delay, every other cause stays, and so does hidden work unless it is the one named.
 
-    Where one batch of rounds is too noisy to tell, more are added to it.
+    Where one batch of rounds is too noisy to tell, more of this kind are added to it.
     """
     measurements.get(mode)
-    while (off := what_is_off(measurements, mode, delay)) and measurements.batches[mode] < BATCHES:
-        measurements.measure(mode)
+    while (off := what_is_off(measurements, mode, delay)) and measurements.batches[mode, str(delay)] < BATCHES:
+        measurements.measure(mode, delay)
     assert not off
 
 
@@ -163,7 +169,7 @@ def what_is_off(measurements: Measurements, mode: str, delay: Delay) -> dict[str
     """
     answers, held_ms = measurements.get(mode), measurements.held_ms[mode]
     delayed, plain = answers[str(delay)], answers[slug(delay.against)]
-    assert len(delayed) == ROUNDS * delay.times * measurements.batches[mode]
+    assert len(delayed) == ROUNDS * delay.times * measurements.batches[mode, str(delay)]
     assert len(plain) >= ROUNDS
     assert len(held_ms[str(delay)]) > 0.8 * len(delayed), "the delay did not happen"
     delay_ms = statistics.median(held_ms[str(delay)]) - statistics.median(held_ms.get(slug(delay.against), [0]))

@@ -20,7 +20,7 @@ NOT_CALLED = (".failed", ".shutdown.before", ".release_dlist_handle.before", ".r
               ".finish_forward.before", "Probe._poll")  # fmt: skip
 HEARTBEATS = {"push": (), "pull": ("send_notif.before", "send_notif.after")}
 """Called in pull only while a transfer lasts."""
-PROBED = {"KVTRACE_PROBE": "1"}
+PROBED = {"KVTRACE_PROBE": "1", "KVTRACE_VERIFY_KV": "1"}
 MANY = 8
 """Requests whose events fill a window of the spool within seconds."""
 

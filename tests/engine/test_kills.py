@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvtrace.attribution import VERDICTS
 from kvtrace.lab import workload
 from kvtrace.store import Store
+from kvtrace.verdict import VERDICTS
 from tests.engine import programs
 from tests.engine.deployment import Deployment
 

@@ -56,7 +56,8 @@ def test_what_joins_the_legs_is_stored(trace: Trace, method: str) -> None:
     answer = max(trace.answers(), key=lambda one: (len(one.request.transfers), one.ttft_ns or 0))
 
     assert answer.request.join_method == method
-    assert not any("trace" in field.name for stage in stages.STAGES for field in stage.fields)
+    told = {stage.name for stage in stages.STAGES for field in stage.fields if "trace" in field.name}
+    assert told == {stages.ROUTER_TRACED.name}, "engines say nothing of one, so it can join no legs"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,19 @@ def test_several_answers_each_have_their_own_hand_off() -> None:
     assert (last.verdict, last.ttft_ns, last.request.prefill_engine) == ("incomplete", None, "engine-p")
     assert last.note.startswith("no first token was recorded; the last point is")
     assert stranded["r1"].verdict == stranded[f"1_{D_LEG}"].verdict == "complete"
+
+
+def test_an_answer_without_a_write_of_its_own_has_none() -> None:
+    """By push, two answers to one prompt and one write, to the first: nothing tells how the second got its KV."""
+    second = changed(renamed(push(), {D_LEG: f"1_{D_LEG}"}), stages.DECODE_ENQUEUED, ref=P_LEG)
+    second = second.shifted(2.9, 0.2, only=["decode.enqueued"]).shifted(45.5, 20)
+    second.events = [e._replace(a=10) if e.a == 9 else e for e in second.events]
+    trace = repeated(push(), lacking(second, lambda e: e.process != D or e.stage == "transfer.notified"))
+    answers = by_id(trace)
+
+    assert (answers["r1"].verdict, len(answers["r1"].request.transfers)) == ("complete", 1)
+    assert (answers[f"1_{D_LEG}"].verdict, answers[f"1_{D_LEG}"].request.transfers) == ("incomplete", [])
+    assert answers[f"1_{D_LEG}"].note.startswith("no transfer was recorded")
 
 
 def test_a_second_read_after_p_let_go_is_suspect() -> None:

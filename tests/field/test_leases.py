@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from kvtrace import stages
-from tests.field.scenes import D_LEG, P_LEG, changed, going_on, lacking, unanswered
-from tests.trace import MS, P, Trace, ns, pull, push
+from kvtrace.model import Attribution
+from tests.field.scenes import D_LEG, P_LEG, changed, going_on, lacking, ranks, two_ranks, unanswered
+from tests.trace import D_API, MS, PROCESSES, D, P, Trace, ns, pull, push
 
 
 def test_a_read_after_the_lease_is_one_incident_however_many_ranks_warn() -> None:
@@ -32,6 +34,46 @@ def test_a_transfer_of_blocks_that_were_let_go_is_suspect(make: Callable[..., Tr
 
     assert (late.verdict, usual.verdict) == ("expired", "complete")
     assert "the output is suspect: the transfer began 1.0 ms after P had let the blocks go" in late.note
+
+
+def _apart(skew_ms: float, *let_go: tuple[float, stages.Stage]) -> Attribution:
+    """Return a pull whose D is on another host, its clock `skew_ms` ahead; P lets the blocks go as told."""
+    processes = {**PROCESSES, **{one: replace(PROCESSES[one], domain="host-b") for one in (D, D_API)}}
+    trace = Trace()
+    trace.events = [
+        e._replace(t_ns=ns(skew_ms) - ns(0) + e.t_ns) if e.process in (D, D_API) else e for e in pull().events
+    ]
+    for at_ms, stage in let_go:
+        trace.at(at_ms, stage, P_LEG)
+    (answer,) = trace.answers(processes)
+    return answer
+
+
+def test_clocks_of_two_hosts_prove_no_late_read() -> None:
+    """P hears of the read at 43.5 and lets go at 44; with D's clock 50 ms ahead the post is stamped 89."""
+    usual = _apart(50, (44, stages.PREFILL_RELEASED))
+    untold = _apart(50, (43, stages.PREFILL_RELEASED))
+    expired = _apart(50, (44, stages.LEASE_EXPIRED))
+
+    assert (usual.verdict, usual.note) == ("complete", "")
+    assert (untold.verdict, expired.verdict) == ("complete", "complete")
+    assert untold.note == (
+        "by the wall clocks of two hosts, which may disagree, the transfer began 46.0 ms after P had let the blocks go"
+    )
+    assert "the transfer was over 49.0 ms after P's lease had ended" in expired.note
+
+
+def test_every_transfer_is_looked_at_not_only_the_last() -> None:
+    """Rank 0 posts at 46, after the release at 45; rank 1, which posted at 39, is the last to be done."""
+    trace = two_ranks()
+    for stage, at_ms in ((stages.POST_STARTED, 46), (stages.POST_ENDED, 47), (stages.TRANSFER_DONE, 50)):
+        trace = changed(trace, stage, lambda e: e.a == 7, t_ns=ns(at_ms))
+    trace = changed(trace, stages.REPORTED, lambda e: e.a == 0, t_ns=ns(51))
+    (late,) = trace.at(45, stages.PREFILL_RELEASED, P_LEG).answers(ranks(2, 2))
+    (usual,) = changed(trace, stages.PREFILL_RELEASED, t_ns=ns(46.5)).answers(ranks(2, 2))
+
+    assert (late.verdict, usual.verdict) == ("expired", "complete")
+    assert "the transfer began 1.0 ms after P had let the blocks go" in late.note
 
 
 def test_both_sides_of_a_lease() -> None:

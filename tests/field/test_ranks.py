@@ -6,7 +6,7 @@ import pytest
 
 from kvtrace import stages
 from tests.field.scenes import D1, D_LEG, P1, P_LEG, changed, lacking, ranks, total_ms, two_ranks, waited_ms
-from tests.trace import D, P, Trace, causes_ms, ns, pull, push
+from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
 
 BOTH = ranks(2, 2)
 
@@ -32,18 +32,46 @@ def test_a_rank_that_never_reported_makes_the_hand_off_incomplete() -> None:
     assert answer.note.startswith("1 of 2 ranks of D reported the KV")
 
 
-def test_every_points_rank_is_the_one_that_was_waited_for() -> None:
-    """Push, two ranks: rank 0 matches and posts late but completes early, rank 1 is the last; the path is rank 1's."""
-    trace = push().shifted(41.5, 20)
+def test_a_rank_whose_read_was_not_recorded_makes_the_hand_off_incomplete() -> None:
+    """Of rank 1, the last to report, no transfer is known: rank 0's explains nothing of what it waited for."""
+    (whole,) = two_ranks().answers(BOTH)
+    (answer,) = lacking(two_ranks(), lambda e: e.process == D1 and e.stage.startswith("transfer.")).answers(BOTH)
+
+    assert (whole.verdict, answer.verdict) == ("complete", "incomplete")
+    assert answer.note.startswith("transfers of 1 of 2 ranks of D were recorded")
+    # loading since 38, reported at 64
+    assert causes_ms(answer)["unattributed"] == 26
+    assert causes_ms(answer)["report"] == 1
+    assert (answer.shares_ns["transfer"], answer.transfer_high_ns) == (0, 26 * MS)
+
+
+def test_a_rank_whose_write_was_not_recorded_makes_the_hand_off_incomplete() -> None:
+    """Push, two ranks a side: D was told of both writes, and only rank 0's was seen."""
+    trace = _second_write(push().shifted(41.5, 20))
+    trace = changed(trace, stages.NOTIFIED, lambda e: e.a == 0, t_ns=ns(52))
+    (whole,) = trace.answers(BOTH)
+    (answer,) = lacking(trace, lambda e: e.process == P1).answers(BOTH)
+
+    assert (whole.verdict, answer.verdict) == ("complete", "incomplete")
+    assert answer.note.startswith("transfers of 1 of 2 ranks of P were recorded")
+    # matched at 35, told at 62: rank 0's write, of which D was told at 52, is not in between
+    assert (causes_ms(answer)["unattributed"], answer.shares_ns["transfer"]) == (27, 0)
+
+
+def _second_write(trace: Trace) -> Trace:
+    """Add rank 1's write, 36..38: D hears of it at 62 and reports it at 64."""
     trace.at(33, stages.PREFILL_STAGED, P_LEG, 1, process=P1).at(34, stages.SENDER_PICKED, P_LEG, 1, process=P1)
     trace.at(35, stages.MATCHED, P_LEG, 1, ref=D_LEG, process=P1)
-    trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1).at(
-        36, stages.POST_STARTED, P_LEG, 3, process=P1
-    )
-    trace.at(38, stages.POST_ENDED, P_LEG, 3, 1_300_000, 20, process=P1).at(
-        63, stages.TRANSFER_DONE, P_LEG, 3, process=P1
-    )
-    trace.at(62, stages.NOTIFIED, D_LEG, 1, process=D1).at(64, stages.REPORTED, D_LEG, 1, process=D1)
+    trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1)
+    trace.at(36, stages.POST_STARTED, P_LEG, 3, process=P1)
+    trace.at(38, stages.POST_ENDED, P_LEG, 3, 1_300_000, 20, process=P1)
+    trace.at(63, stages.TRANSFER_DONE, P_LEG, 3, process=P1)
+    return trace.at(62, stages.NOTIFIED, D_LEG, 1, process=D1).at(64, stages.REPORTED, D_LEG, 1, process=D1)
+
+
+def test_every_points_rank_is_the_one_that_was_waited_for() -> None:
+    """Push, two ranks: rank 0 matches and posts late but completes early, rank 1 is the last; the path is rank 1's."""
+    trace = _second_write(push().shifted(41.5, 20))
     trace = changed(trace, stages.NOTIFIED, lambda e: e.a == 0, t_ns=ns(52))
     trace = changed(trace, stages.MATCHED, lambda e: e.a == 0, t_ns=ns(45))
     for stage, at_ms in ((stages.PREPARED, 45.5), (stages.POST_STARTED, 46), (stages.POST_ENDED, 47)):
@@ -61,10 +89,10 @@ def _writes_to_one(process: int = P1, rank: int = 1) -> Trace:
     """Return a push with a second write to the same rank of D: both at 36..38, D hears of them at 41 and 42."""
     trace = push().at(35, stages.MATCHED, P_LEG, rank, ref=D_LEG, process=process)
     trace.at(35.5, stages.PREPARED, P_LEG, 8, 20, rank, ref=D_LEG, process=process).at(
-        36, stages.POST_STARTED, P_LEG, 8, process=P1
+        36, stages.POST_STARTED, P_LEG, 8, process=process
     )
     trace.at(38, stages.POST_ENDED, P_LEG, 8, 1_300_000, 20, process=process).at(
-        43, stages.TRANSFER_DONE, P_LEG, 8, process=P1
+        43, stages.TRANSFER_DONE, P_LEG, 8, process=process
     )
     return trace.at(41, stages.NOTIFIED, D_LEG)
 
@@ -136,3 +164,47 @@ def test_descriptors_have_no_ceiling(descriptors: int, each: int) -> None:
 
     assert (transfer.descriptors, round(transfer.moved_bytes / transfer.descriptors)) == (descriptors, each)
     assert transfer.process == D
+
+
+def _held_up() -> Trace:
+    """Return a pull of two ranks: both have their KV at 40, rank 1 sees its own at 42.9 and leaves step 8 only at 92.
+
+    So rank 0, which saw its transfer in progress at 41, looks again at 93: everything from there on comes 50 ms later.
+    """
+    trace = lacking(pull().shifted(42.5, 50), lambda event: event.stage == "transfer.done")
+    trace.at(93, stages.TRANSFER_DONE, D_LEG, 7, ns(41), 2, process=D)
+    trace.at(38, stages.LOAD_STARTED, D_LEG, 1, 38, process=D1)
+    trace.at(38.5, stages.PREPARED, D_LEG, 3, 20, 1, ref=P_LEG, process=D1)
+    trace.at(39, stages.POST_STARTED, D_LEG, 3, process=D1)
+    trace.at(40, stages.POST_ENDED, D_LEG, 3, 1_300_000, 20, 0, process=D1)
+    trace.at(42.9, stages.TRANSFER_DONE, D_LEG, 3, process=D1).at(43, stages.REPORTED, D_LEG, 1, process=D1)
+    trace.at(41.5, stages.STEP_SCHEDULED, "", 8, 0, 0, 1, process=D)
+    trace.at(42, stages.STEP_STARTED, "", 8, 1, process=D1)
+    trace.at(92, stages.STEP_CONNECTED, "", 8, 1, int(50 * MS), process=D1)
+    return trace.at(92.5, stages.STEP_ENDED, "", 8, process=D)
+
+
+def test_a_rank_that_holds_up_the_steps_of_the_last_one_is_named() -> None:
+    """Seen on engines: the slow rank reports first, and the quick one only because the step lasted, long after."""
+    (held,) = _held_up().answers(BOTH)
+    (free,) = changed(_held_up(), stages.STEP_CONNECTED, lambda e: e.a == 8, t_ns=ns(43.1)).answers(BOTH)
+
+    assert held.straggler is not None
+    assert (held.straggler.rank, held.straggler.last) == (1, 0)
+    assert held.straggler.waited_ns == pytest.approx(49.1 * MS, abs=0.1 * MS)
+    told = "rank 1 of D, which held up the steps of rank 0"
+    assert waited_ms(held, "detection") == {told: pytest.approx(50.1, abs=0.1)}
+    assert f"it waited for {told}" in held.note
+    assert free.straggler is not None
+    assert (free.straggler.rank, free.straggler.last) == (0, 0)
+    assert "it waited for rank 0 of D, the last of 2" in free.note
+
+
+def test_who_held_up_whom_is_not_told_of_kv_whose_arrival_nobody_saw() -> None:
+    """The same without a record of rank 0's read: its KV may have been under way while rank 1 held up the step."""
+    (answer,) = lacking(_held_up(), lambda e: e.process == D and e.stage.startswith("transfer.")).answers(BOTH)
+
+    assert answer.straggler is not None
+    assert (answer.verdict, answer.straggler.rank, answer.straggler.last) == ("incomplete", 0, 0)
+    assert answer.straggler.waited_ns < 5 * MS
+    assert "held up" not in answer.note

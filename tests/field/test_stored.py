@@ -11,10 +11,12 @@ import pytest
 from kvtrace import legs
 from kvtrace.analyze import analyze
 from kvtrace.store import Store
+from tests.field.published import read
 from tests.field.scenes import D_LEG, P_LEG, engines_only, occupant, passed_over, renamed, repeated
 from tests.field.test_attempts import answers_to_one, timed_out, two_prefills
+from tests.field.test_waiting import behind
 from tests.test_analyze import fill
-from tests.trace import Trace, pull
+from tests.trace import Trace, pull, push
 
 
 def _twice() -> Trace:
@@ -36,6 +38,10 @@ SCENES: dict[str, Callable[[], Trace]] = {
     "several answers": lambda: answers_to_one(3),
     "one id twice": _twice,
     "ids of their own": _apart,
+    "posts of others": lambda: behind("cmpl-o-0-cccccccc"),
+    "posts in steps of others": lambda: read(6.7, 38.7, on_forward_thread=True),
+    "a pair's fastest": lambda: repeated(_unseen("r1"), push(name="r2").later(20, 50), _unseen("r3").later(200, 100)),
+    "a pair's quickest message": lambda: repeated(push(24), push(40, "r2").later(200)),
     "blocks of others": lambda: repeated(passed_over((36.1,)), occupant("o", 900, waits=True)),
 }
 
@@ -46,6 +52,24 @@ def _rows(store: Store) -> list[tuple[Any, ...]]:
         "note FROM request ORDER BY start_ns, request_id"
     )
     return [tuple(row.values()) for row in rows]
+
+
+_PARTS_SQL = (
+    "SELECT r.request_id, s.cause, s.waited_for, s.start_ns, s.end_ns FROM segment AS s JOIN request AS r "
+    "USING (request_key) ORDER BY ALL",
+    "SELECT r.request_id, p.* EXCLUDE (request_key) FROM pace AS p JOIN request AS r USING (request_key) ORDER BY ALL",
+    "SELECT r.request_id, p.cause, p.duration_ns FROM pace_part AS p JOIN request AS r USING (request_key) "
+    "ORDER BY ALL",
+    "SELECT r.request_id, b.blamed_request_id, b.extension_ns FROM blame AS b JOIN request AS r USING (request_key) "
+    "ORDER BY ALL",
+    "SELECT r.request_id, h.* EXCLUDE (request_key) FROM hidden AS h JOIN request AS r USING (request_key) "
+    "ORDER BY ALL",
+)
+
+
+def _unseen(name: str) -> Trace:
+    """Return a push of which only D's notification says when the write was over, 20 ms later than in `push`."""
+    return push(name=name).without("transfer.done").shifted(41.5, 20)
 
 
 @pytest.mark.parametrize("make", SCENES.values(), ids=list(SCENES))
@@ -66,4 +90,6 @@ def test_events_that_come_in_portions_give_the_same_rows(tmp_path: Path, make: C
         analyze(once)
 
         assert _rows(parts) == _rows(once)
+        for sql in _PARTS_SQL:
+            assert parts.rows(sql) == once.rows(sql)
         assert len(_rows(once)) == len(make().answers())

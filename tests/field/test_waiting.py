@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrace import stages
+from kvtrace import division, stages
+from kvtrace.evidence import Timeline
+from kvtrace.model import Attribution, Step
+from kvtrace.occupancy import Held, Occupancy, Span
 from tests.field.scenes import (
     D_LEG,
     P_LEG,
@@ -71,6 +74,30 @@ def test_a_short_prompt_waits_for_ds_blocks_and_not_for_the_network() -> None:
     assert causes_ms(waiting)["decode.capacity"] == pytest.approx(114_000, rel=0.01)
 
 
+class _Counted(Occupancy):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def at(self, t_ns: int) -> Held:
+        self.asked += 1
+        return super().at(t_ns)
+
+
+@pytest.mark.parametrize("turn_ms", [0.2, 3.0], ids=["no pauses", "pauses"])
+def test_a_long_wait_is_worked_out_in_one_pass(turn_ms: float) -> None:
+    """500 steps of 20 ms, a look before each: who holds the blocks is asked for each, not for every pair of them."""
+    steps = [Step(n, 20 * n * MS, 0, 0, 0, round((20 * n + 20 - turn_ms) * MS), 0, 0, 16, 16) for n in range(500)]
+    held = _Counted([Span(0, 10**18, 970, computes=False)])
+    looked = [step.scheduled_ns - MS // 10 for step in steps[1:]]
+    wait = division.Wait(Timeline(steps, held=held), "decode", looked)
+    parts = division.divide_engine_wait(5 * MS, 10_000 * MS, wait)
+
+    assert held.asked <= 3 * len(steps)
+    assert sum(part.end_ns - part.start_ns for part in parts) == 9_995 * MS
+    assert sum(part.cause == "unattributed" for part in parts) == (500 if turn_ms > 1 else 0)
+
+
 def _late_allocation(*looked_ms: float) -> Trace:
     """Return a push whose D has no blocks until 70: P, done at 31, waits for the registration."""
     trace = push(74).shifted(3.4, 66.5, only=["decode.allocated"])
@@ -86,12 +113,57 @@ def test_memory_pressure_on_d_is_not_ps_fault() -> None:
         next(a for a in trace.answers() if a.segments) for trace in (_late_allocation(40, 50, 60), _late_allocation())
     )
 
+    plain = _on_p(push().answer())
     assert causes_ms(short)["decode.capacity"] == 30
+    assert _on_p(short) == _on_p(unseen) == plain
     assert waited_ms(unseen, "registration.late") == {
         "blocks on D": 36, "D's step to carry the registration to its worker": pytest.approx(3.8),
         "D's sender thread": pytest.approx(0.2), "D's registration, on its way": 1,
     }  # fmt: skip
     assert "decode.capacity" not in causes_ms(unseen)
+
+
+def _on_p(answer: Attribution) -> dict[str, float]:
+    """Return what the request waited for on P, its sender thread's wait for a match apart."""
+    return {name: ms for name, ms in causes_ms(answer).items() if name.startswith(("prefill.", "stage."))}
+
+
+def test_blocks_that_computing_requests_hold_on_d_are_its_queue() -> None:
+    """The same with steps of D that compute for others, which hold the blocks: D's queue, and nothing on P."""
+    trace = push(74).shifted(3.4, 66.5, only=["decode.allocated"]).shifted(3.7, 70, only=["decode.registration_queued"])
+    for number in range(3):
+        at_ms = 36.0 + 10 * number
+        trace.step(D, 20 + number, (at_ms, at_ms + 1, at_ms + 9, at_ms + 9.5, at_ms + 10), tokens=16, requests=16)
+        trace.at(at_ms - 0.1, stages.DECODE_CONSIDERED, D_LEG)
+    holders = {waits: occupant("o", 900, waits=waits) for waits in (False, True)}
+    computing, waiting = (next(a for a in repeated(trace, one).answers() if a.segments) for one in holders.values())
+
+    # and the scheduler's turn of 1 ms behind the last
+    assert causes_ms(computing)["decode.queue"] == 31
+    assert "decode.queue" not in causes_ms(waiting)
+    assert _on_p(computing) == _on_p(push().answer())
+
+
+def _queued(name: str, at_ms: float, *looked_ms: float) -> Trace:
+    """Return a request in D's queue at which D's scheduler looks in vain."""
+    trace = Trace().at(at_ms, stages.DECODE_ENQUEUED, name, 600, 0, 1, process=D)
+    for look_ms in looked_ms:
+        trace.at(look_ms, stages.DECODE_CONSIDERED, name, 0, 599, process=D)
+    return trace
+
+
+def test_those_behind_one_that_gets_no_blocks_wait_for_blocks_too() -> None:
+    """Seen on engines: only the first in D's queue is looked at, and those behind it lack blocks as much."""
+    scene = _late_allocation()
+    ahead, behind = (
+        next(a for a in repeated(scene, _queued("q", at_ms, 40, 50, 60)).answers() if a.segments) for at_ms in (2.5, 39)
+    )
+
+    assert causes_ms(ahead)["decode.capacity"] == 30
+    assert "decode.capacity" not in causes_ms(behind), "one that came later is not ahead"
+    got = _queued("q", 2.5, 40).at(40.1, stages.DECODE_ALLOCATED, "q", 5, 599, process=D)
+    (served,) = (a for a in repeated(scene, got).answers() if a.segments)
+    assert "decode.capacity" not in causes_ms(served), "a look that led to blocks was not in vain"
 
 
 def test_finished_requests_hold_blocks_on_p() -> None:
@@ -133,10 +205,19 @@ def test_the_first_request_after_idleness_says_how_long_that_was() -> None:
     assert (busy.idle_ns, busy.note) == (3 * MS, "")
 
 
+def test_the_engine_that_was_idle_is_the_one_the_request_came_to_first() -> None:
+    """By push D is asked as well: it has the request at 2.5, and made its last step ten seconds before."""
+    trace = push().later(10_100).step(D, 1, (90, 91, 98, 99, 100))
+    trace = going_on(trace, P, 10_100).shifted(10_102.9, -0.5, only=["decode.enqueued"])
+
+    assert trace.answer().idle_ns == 10_002.5 * MS
+    assert trace.without("decode.enqueued").answer().idle_ns == 3 * MS
+
+
 # Threads and first contacts ---------------------------------------------------------------------------------
 
 
-def _behind(other: str) -> Trace:
+def behind(other: str) -> Trace:
     """Return a push whose blocks P's sender, awake since 32, picks up at 74: it posts for another from 34 to 72."""
     trace = push().without("sender.woke").shifted(33.9, 40).at(32, stages.SENDER_WOKE, process=P)
     trace.at(33.5, stages.PREPARED, other, 5, 9, process=P).at(34, stages.POST_STARTED, other, 5, process=P)
@@ -145,7 +226,7 @@ def _behind(other: str) -> Trace:
 
 def test_a_sender_busy_with_anothers_post_says_whose() -> None:
     """The thread posts for `o` while these blocks wait; without that post it is busy with nobody knows what."""
-    trace = _behind("cmpl-o-0-cccccccc")
+    trace = behind("cmpl-o-0-cccccccc")
     answer = next(a for a in trace.answers() if a.request.request_id == "r1")
     unnamed = lacking(trace, lambda e: "cmpl-o" in e.request).answer()
 
@@ -153,9 +234,22 @@ def test_a_sender_busy_with_anothers_post_says_whose() -> None:
     assert waited_ms(unnamed, "writer.busy") == {"the sender thread's other work": 42}
 
 
+def test_a_long_post_is_named_though_shorter_ones_came_behind_it() -> None:
+    """Two other threads of P's worker post for others at 35..36 and 36..37, while these blocks wait from 50 on."""
+    trace = behind("cmpl-o-0-cccccccc").shifted(32.5, 17, only=["prefill.staged"])
+    for number, at_ms in ((8, 35), (9, 36)):
+        other = f"cmpl-o{number}-0-dddddddd"
+        trace.at(at_ms, stages.PREPARED, other, number, 9, process=P)
+        trace.at(at_ms, stages.POST_STARTED, other, number, process=P)
+        trace.at(at_ms + 1, stages.POST_ENDED, other, number, 9_000, 9, process=P)
+    answer = next(a for a in trace.answers() if a.request.request_id == "r1")
+
+    assert waited_ms(answer, "writer.busy")["the post of o"] == 22
+
+
 def test_a_thread_that_was_asleep_meanwhile_was_not_busy() -> None:
     """Had the thread slept until 72, the same wait would be its waking."""
-    asleep = changed(lacking(_behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
+    asleep = changed(lacking(behind("o"), lambda e: e.request == "o"), stages.SENDER_WOKE, t_ns=ns(72)).answer()
 
     assert causes_ms(asleep)["writer.wake"] == 39
     assert causes_ms(asleep)["writer.busy"] == 3

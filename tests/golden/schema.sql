@@ -12,6 +12,7 @@ CREATE TYPE stage AS ENUM (
   'router.done',
   'router.failed',
   'router.cancelled',
+  'router.traced',
   'prefill.http_received',
   'prefill.http_responded',
   'prefill.http_done',
@@ -70,7 +71,10 @@ CREATE TYPE stage AS ENUM (
   'client.done',
   'client.failed',
   'transfer.begun',
-  'prefill.handed_over'
+  'prefill.handed_over',
+  'prefill.checked',
+  'decode.checked',
+  'transfer.unchecked'
 );
 
 CREATE TABLE run (
@@ -125,11 +129,11 @@ COMMENT ON COLUMN event."process" IS 'Process that emitted it.';
 COMMENT ON COLUMN event."stage" IS 'Which point; the view `vocabulary` says what it means.';
 COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
-COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; '''' where there is none.';
-COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over.';
-COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept.';
-COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke.';
-COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected.';
+COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
+COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked.';
+COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked.';
+COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked.';
+COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked.';
 
 CREATE TABLE loss (
   "process" INTEGER,
@@ -207,6 +211,11 @@ CREATE TABLE request (
   "held_after_end_ns" BIGINT,
   "idle_ns" BIGINT,
   "lost_ns" BIGINT,
+  "straggler_rank" INTEGER,
+  "straggler_ns" BIGINT,
+  "checked_blocks" BIGINT,
+  "corrupt_blocks" BIGINT,
+  "unchecked_blocks" BIGINT,
   "crosses_hosts" BOOLEAN,
   "note" VARCHAR
 );
@@ -216,7 +225,7 @@ COMMENT ON COLUMN request."request_id" IS 'The id that the router minted, else t
 COMMENT ON COLUMN request."client_request_id" IS 'The id that the client sent; may repeat.';
 COMMENT ON COLUMN request."attempt" IS '0 for the first attempt of a client''s request.';
 COMMENT ON COLUMN request."mode" IS 'push, pull, local or unknown.';
-COMMENT ON COLUMN request."verdict" IS 'complete, incomplete, aborted, expired, failed, recomputed or no handoff.';
+COMMENT ON COLUMN request."verdict" IS 'complete, incomplete, aborted, expired, failed, recomputed, corrupt or no handoff.';
 COMMENT ON COLUMN request."scope" IS 'Where the first token was seen: client, router or engine. Scopes do not compare.';
 COMMENT ON COLUMN request."join_method" IS 'How the two sides were found to be one request.';
 COMMENT ON COLUMN request."prefill_engine" IS 'Engine id of P.';
@@ -246,6 +255,11 @@ COMMENT ON COLUMN request."held_ns" IS 'How long P kept them after it had finish
 COMMENT ON COLUMN request."held_after_end_ns" IS 'The part of that after the request was aborted or failed, else NULL.';
 COMMENT ON COLUMN request."idle_ns" IS 'How long the engine it came to first had made no step by then; NULL if unknown.';
 COMMENT ON COLUMN request."lost_ns" IS 'What lost attempts at it took before this one began; NULL if there were none.';
+COMMENT ON COLUMN request."straggler_rank" IS 'The rank of D that its others waited for; NULL where there is one rank only.';
+COMMENT ON COLUMN request."straggler_ns" IS 'For how long they waited for it.';
+COMMENT ON COLUMN request."checked_blocks" IS 'Blocks whose checksums on P and D were compared; NULL if it was not chosen for it.';
+COMMENT ON COLUMN request."corrupt_blocks" IS 'Those of them that differ.';
+COMMENT ON COLUMN request."unchecked_blocks" IS 'Blocks handed over that could not be compared; the note says why.';
 COMMENT ON COLUMN request."crosses_hosts" IS 'Some segment rests on two hosts'' wall clocks.';
 COMMENT ON COLUMN request."note" IS 'What else is to be said.';
 
@@ -351,6 +365,7 @@ FROM (VALUES
     ('router.done', 17, 'router', 'The answer has left whole.', 'status', 'chunks', '', '', ''),
     ('router.failed', 18, 'router', 'The request failed.', 'status', '', '', '', 'reason'),
     ('router.cancelled', 19, 'router', 'The client went away and both legs were cancelled.', '', '', '', '', ''),
+    ('router.traced', 20, 'router', 'The request''s place in a trace: its client''s, or one that begins here.', 'trace_high', 'trace_low', 'parent_span', 'own_span', 'flags'),
     ('prefill.http_received', 30, 'prefill', 'P''s HTTP server has the request''s head.', '', '', '', '', ''),
     ('prefill.http_responded', 31, 'prefill', 'P''s HTTP server sends the reply''s body.', 'status', '', '', '', ''),
     ('prefill.http_done', 32, 'prefill', 'P''s HTTP exchange has ended.', 'status', '', '', '', ''),
@@ -409,7 +424,10 @@ FROM (VALUES
     ('client.done', 132, 'client', 'The answer has arrived whole.', 'output_tokens [tokens]', '', '', '', ''),
     ('client.failed', 133, 'client', 'The client gave up, or got an error.', 'status', '', '', '', 'reason'),
     ('transfer.begun', 134, 'transfer', 'The side that drives the transfer turns to it: descriptors, post and wire come next.', 'rank', '', '', '', 'mode'),
-    ('prefill.handed_over', 135, 'prefill', 'P''s worker reports that the KV is with D, so that its blocks can go.', 'rank', '', '', '', '')
+    ('prefill.handed_over', 135, 'prefill', 'P''s worker reports that the KV is with D, so that its blocks can go.', 'rank', '', '', '', ''),
+    ('prefill.checked', 136, 'prefill', 'P''s worker knows the checksum of a block that it has computed.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', 'decode_request_id'),
+    ('decode.checked', 137, 'decode', 'D''s worker knows the checksum of a block that has arrived.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', ''),
+    ('transfer.unchecked', 138, 'transfer', 'A worker could not take the checksum of blocks that it should have.', 'rank', 'blocks [blocks]', '', '', 'reason')
 ) AS v(stage, code, "where", doc, a, b, c, d, ref);
 COMMENT ON VIEW vocabulary IS 'What every stage means and what it keeps in a, b, c, d and ref.';
 COMMENT ON COLUMN vocabulary."stage" IS 'Name of the stage.';
@@ -454,10 +472,10 @@ SELECT * FROM (VALUES
     ('wire', 'transfer', 'transfer', 'transfer', 'The bytes are on the wire.', 'faster network, locality'),
     ('detection', 'coordination', 'coordination', 'decode', 'The bytes have arrived and nobody has noticed yet.', 'poll outside the step, notification by interrupt'),
     ('report', 'coordination', 'coordination', 'decode', 'D''s worker knows that the KV is there and D''s scheduler does not yet.', 'report outside the step'),
-    ('decode.launch', 'coordination', 'coordination', 'decode', 'D''s first step for the request is on its way from the scheduler to the workers.', 'fewer ranks, a lighter executor'),
+    ('decode.launch', 'coordination', 'coordination', 'decode', 'A step of D with the request is on its way from the scheduler to the workers.', 'fewer ranks, a lighter executor'),
     ('decode.first_step', 'compute.run', 'compute', 'decode', 'D computes the first token again, which P had already sampled.', 'a connector that hands over P''s token'),
     ('decode.prefill', 'compute.run', 'compute', 'decode', 'D computes prompt tokens itself: no hand-off, a failed load, or a part that was not handed over.', 'find out why the KV did not come'),
-    ('decode.sample', 'compute.run', 'compute', 'decode', 'D''s first step samples and D''s scheduler takes in the result.', 'more or faster accelerators, other batching'),
+    ('decode.sample', 'compute.run', 'compute', 'decode', 'A step of D with the request samples, and D''s scheduler takes in the result.', 'more or faster accelerators, other batching'),
     ('decode.others', 'compute.queue', 'compute', 'decode', 'Between the request''s own steps D runs steps that work on other requests.', 'more or faster accelerators, other batching'),
     ('decode.reply', 'coordination', 'coordination', 'decode', 'The first token is on its way from D''s HTTP server through the router.', 'router placement, keep-alive connections, fewer hops'),
     ('attempt.lost', 'coordination', 'coordination', 'router', 'An earlier attempt under the same id was made and lost, and this one had to wait for that.', 'find out why attempts are lost; longer time-outs, other engines'),
@@ -526,6 +544,7 @@ SELECT
     WHEN 'router.prefill_returned' THEN map(['status', 'handed_over'], [e.a, e.b])
     WHEN 'router.done' THEN map(['status', 'chunks'], [e.a, e.b])
     WHEN 'router.failed' THEN map(['status'], [e.a])
+    WHEN 'router.traced' THEN map(['trace_high', 'trace_low', 'parent_span', 'own_span'], [e.a, e.b, e.c, e.d])
     WHEN 'prefill.http_responded' THEN map(['status'], [e.a])
     WHEN 'prefill.http_done' THEN map(['status'], [e.a])
     WHEN 'decode.first_token_out' THEN map(['status'], [e.a])
@@ -574,6 +593,9 @@ SELECT
     WHEN 'client.failed' THEN map(['status'], [e.a])
     WHEN 'transfer.begun' THEN map(['rank'], [e.a])
     WHEN 'prefill.handed_over' THEN map(['rank'], [e.a])
+    WHEN 'prefill.checked' THEN map(['rank', 'block', 'checksum', 'checked_bytes'], [e.a, e.b, e.c, e.d])
+    WHEN 'decode.checked' THEN map(['rank', 'block', 'checksum', 'checked_bytes'], [e.a, e.b, e.c, e.d])
+    WHEN 'transfer.unchecked' THEN map(['rank', 'blocks'], [e.a, e.b])
     ELSE map(CAST([] AS VARCHAR[]), CAST([] AS BIGINT[]))
   END AS payload,
   e.ref

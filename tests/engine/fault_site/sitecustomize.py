@@ -4,13 +4,17 @@ Each `Point` names a function of vLLM, NIXL, the router or the standard library.
 point's name in `KVTRACE_FAULTS`: none, and nothing happens; a number, and the call sleeps that many ms; the word
 `stop`, and the process stops itself (SIGSTOP) until the test continues it. A file `.NAME.fired` gets a line for
 each time, with how long it really was in ms: on busy cores a sleeper wakes late.
+Beside them, while a file `corrupts` is there, D's worker changes one byte of the first block of each request whose KV
+has arrived, before anybody is told of it.
 Nothing of kvtrace knows of this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
+import gc
 import importlib.util
 import inspect
 import os
@@ -85,6 +89,12 @@ def _says_done(args: Sequence[Any], result: Any) -> bool:
     return bool(result == "DONE")
 
 
+def _says_done_on_1(args: Sequence[Any], result: Any) -> bool:
+    """Return whether a poll on the second of an engine's ranks says that the transfer is done."""
+    ranks = sys.modules.get("vllm.distributed.parallel_state")
+    return bool(result == "DONE") and ranks is not None and ranks.get_tensor_model_parallel_rank() == 1
+
+
 def _wakes_for_blocks(args: Sequence[Any], result: Any) -> bool:
     """Return whether P's sender thread wakes with blocks to send."""
     if threading.current_thread().name != _WRITER:
@@ -125,6 +135,7 @@ POINTS = (
     Point("nixl.prepares", _NIXL_API, "nixl_agent.make_prepped_xfer"),
     Point("nixl.posts", _NIXL_API, "nixl_agent.transfer"),
     Point("nixl.sees_done", _NIXL_API, "nixl_agent.check_xfer_state", after=True, applies=_says_done),
+    Point("nixl.sees_done_on_rank_1", _NIXL_API, "nixl_agent.check_xfer_state", after=True, applies=_says_done_on_1),
     Point("nixl.reads_completion", _NIXL_API, "nixl_agent.get_new_notifs", after=True, applies=_completes),
     Point("nixl.sends_registration", _NIXL_API, "nixl_agent.send_notif", applies=_registers),
     Point("push.sends_registration", f"{_NIXL}.push_worker", "NixlPushConnectorWorker._do_send_reg_notif"),
@@ -204,6 +215,27 @@ def _remember_writer(module: ModuleType) -> None:
     worker_class.__init__ = remembering
 
 
+def _corrupt_arrivals(module: ModuleType) -> None:
+    """Let D's worker change a byte of KV that has arrived: of the first layer, in the first block that it was sent."""
+    worker_class = module.NixlBaseConnectorWorker
+    results = worker_class.get_transfer_results
+
+    @functools.wraps(results)
+    def corrupting(self: Any) -> Any:
+        awaited = {name: meta.local_physical_block_ids[0][0] for name, meta in self._recving_metadata.items()
+                   if any(meta.local_physical_block_ids)}  # fmt: skip
+        found = results(self)
+        for name in found.finished_recving:
+            if _wanted("corrupts") and name in awaited:
+                first = self.kv_caches_base_addr[self.engine_id][self.tp_rank][0]
+                byte = ctypes.c_ubyte.from_address(first + awaited[name] * self.block_len_per_layer[0])
+                byte.value ^= 1
+                _note("corrupts", time.monotonic())
+        return found
+
+    worker_class.get_transfer_results = corrupting
+
+
 def _patch(module: ModuleType) -> None:
     for point in POINTS:
         if point.module == module.__name__:
@@ -214,6 +246,8 @@ def _patch(module: ModuleType) -> None:
             setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
     if module.__name__ == f"{_NIXL}.push_worker":
         _remember_writer(module)
+    if module.__name__ == f"{_NIXL}.base_worker":
+        _corrupt_arrivals(module)
 
 
 class _Finder:
@@ -240,7 +274,7 @@ class _Finder:
 
 
 def _install() -> None:
-    names = {point.module for point in POINTS}
+    names = {point.module for point in POINTS} | {f"{_NIXL}.base_worker"}
     for name in names & sys.modules.keys():
         _patch(sys.modules[name])
     sys.meta_path.insert(0, _Finder(names - sys.modules.keys()))
@@ -258,3 +292,4 @@ def _run_the_next_one() -> None:
 if os.environ.get(FOLDER_VARIABLE):
     _install()
 _run_the_next_one()
+gc.set_threshold(50_000, 20, 100)  # an engine's start is imports, and a quarter of their time went into collections

@@ -1,0 +1,174 @@
+"""`kvtrace export`: a store, or a part of it, in the formats of other tools."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from kvtrace.errors import ExportError, UsageError, in_one_line
+from kvtrace.exporters.source import NEVER_NS, Choice, batches
+from kvtrace.report import selection
+from kvtrace.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MEMORY_BYTES = 512 * 1024 * 1024
+
+
+class Format(StrEnum):
+    """What can be written."""
+
+    PERFETTO = "perfetto"
+    OTLP_JSON = "otlp-json"
+    OTLP = "otlp"
+    PARQUET = "parquet"
+
+
+_SUFFIXES = {Format.PERFETTO: ".perfetto-trace", Format.OTLP_JSON: ".otlp.jsonl", Format.PARQUET: ".parquet"}
+_NEXT = {
+    Format.PERFETTO: "open it at ui.perfetto.dev, which loads it into your browser and nowhere else",
+    Format.OTLP_JSON: "a collector reads it with its otlpjsonfile receiver",
+    Format.PARQUET: "every file is a table of the store",
+}
+
+
+def command(
+    run: Annotated[Path, typer.Argument(metavar="RUN.duckdb", help="The store that `kvtrace record` wrote.")],
+    form: Annotated[Format, typer.Option("--format", "-f", help="What to write.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE|DIR", help="Where; - is stdout. Default: beside the store."),
+    ] = None,
+    requests: Annotated[
+        list[str] | None,
+        typer.Option("--requests", metavar="ID", help="Only this request; may be repeated. Ids as in `explain`."),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Only requests that start then or later (ISO 8601, UTC)."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Only requests that start before.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --format otlp: the OTLP receiver, gRPC or HTTP.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
+) -> int:
+    """Export requests to Perfetto, OpenTelemetry or Parquet. Every number is the one that `explain` shows."""
+    if (form is Format.OTLP) != (endpoint is not None):
+        raise UsageError("--format otlp and --endpoint URL belong together")
+    if form is Format.OTLP and output is not None:
+        raise UsageError("--format otlp sends and writes no file: leave -o away, or use --format otlp-json")
+    span = _time(begin, "--from", 0), _time(end, "--to", NEVER_NS)
+    with Store.open(run, memory_bytes=_MEMORY_BYTES) as store:
+        chosen = None
+        if requests:
+            chosen = tuple(key for name in dict.fromkeys(requests) for key in selection.find_keys(store, name))
+        choice = Choice(chosen, *span)
+        if form is Format.OTLP:
+            return _send(store, choice, endpoint or "")
+        target = output or run.with_name(run.stem + _SUFFIXES[form])
+        if form is not Format.PARQUET:
+            _write_file(store, choice, target, form, force=force)
+            return 0
+    # DuckDB allows no second connection of other rights beside the first.
+    _write_folder(run, choice, target, force=force)
+    return 0
+
+
+def _time(text: str | None, option: str, default_ns: int) -> int:
+    """Return a time as unix ns; one without a zone is UTC."""
+    if text is None:
+        return default_ns
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{option} wants a time such as 2026-11-29T12:00:00, not {text!r}") from error
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    since = moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+
+
+def _write_folder(run: Path, choice: Choice, target: Path, *, force: bool) -> None:
+    from kvtrace.exporters import parquet
+
+    if target == Path("-"):
+        raise UsageError("parquet is one file per table: name a folder with -o")
+    if target.exists() and not target.is_dir():
+        raise ExportError(f"{target} is a file; name a folder with -o")
+    if not force and target.is_dir() and any(target.glob("*.parquet")):
+        raise ExportError(f"{target} holds Parquet files already and is not overwritten; use --force or another folder")
+    written = parquet.write(run, choice, target)
+    _report(target, Format.PARQUET, written["request"])
+
+
+def _write_file(store: Store, choice: Choice, target: Path, form: Format, *, force: bool) -> None:
+    with _opened(target, force=force) as out:
+        if form is Format.PERFETTO:
+            from kvtrace.exporters import perfetto
+
+            count = perfetto.write(store, choice, out)
+        else:
+            from kvtrace.exporters import otlp_json, spans, traces
+
+            facts = spans.RunFacts.of(store)
+            whole = (traces.spans(told, facts) for batch in batches(store, choice) for told in batch)
+            count = otlp_json.write(whole, out, facts.resource)
+    if target != Path("-"):
+        _report(target, form, count)
+
+
+@contextlib.contextmanager
+def _opened(target: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Open what is to be written; a file appears under its name when it is whole, and after an error not at all."""
+    if target == Path("-"):
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if target.is_dir():
+        raise ExportError(f"{target} is a folder; name a file with -o")
+    if target.exists() and not force:
+        raise ExportError(f"{target} exists and is not overwritten; use --force or name another file with -o")
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as out:
+            yield out
+        unfinished.replace(target)
+    except OSError as error:
+        raise ExportError(f"{target} cannot be written: {error.strerror}; name another file with -o") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _send(store: Store, choice: Choice, endpoint: str) -> int:
+    """Send all requests chosen; return 1 unless every span was taken."""
+    from kvtrace.exporters import otlp, spans, traces
+
+    facts = spans.RunFacts.of(store)
+    with otlp.Sender(endpoint, facts.resource, waits=True) as sender:
+        count = 0
+        for batch in batches(store, choice):
+            for told in batch:
+                sender.offer(traces.spans(told, facts))
+                count += 1
+    health = sender.health
+    _say(f"sent {health.exported} spans of {count} requests to {endpoint}")
+    if health.dropped:
+        _say(f"{health.dropped} spans were not taken: {health.failure or 'no reason was given'}")
+    return 1 if health.dropped else 0
+
+
+def _report(target: Path, form: Format, count: int) -> None:
+    _say(f"wrote {shlex.quote(str(target))}: {count} requests; {_NEXT[form]}")
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"kvtrace: {in_one_line(message)}\n")

@@ -1,0 +1,33 @@
+"""The signals by which a recording is stopped."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+
+@contextmanager
+def stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[list[int]]:
+    """Call `handler` on SIGINT and SIGTERM; yield the list of those seen."""
+    seen: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        handler(number, frame)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal as Ctrl-C is handled. Raises KeyboardInterrupt."""
+    raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""Grafana dashboards, alert rules and what puts them in place, all generated from Python."""

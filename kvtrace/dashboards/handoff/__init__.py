@@ -1,0 +1,1 @@
+"""The board Hand-off, row by row."""

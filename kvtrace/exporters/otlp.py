@@ -1,0 +1,217 @@
+"""Spans to an OTLP receiver, over gRPC or HTTP, by OpenTelemetry's own SDK and exporters.
+
+The provider is this module's own: neither the process's global provider nor vLLM's is looked at. Whoever offers spans
+never waits, unless asked to: what the receiver does not take is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from kvtrace.errors import ExportError, UsageError
+from kvtrace.exporters.sdk import Translation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from kvtrace.exporters.spans import Span
+
+GRPC_PORT = 4317
+QUEUE_REQUESTS = 2000
+TIMEOUT_S = 10.0
+FINISH_S = 5.0
+# A receiver takes 4 MiB over gRPC unless told otherwise; ids may be long.
+_BATCH_BYTES = 1 << 20
+_BATCH_REQUESTS = 64
+_FAILURES_MAX = 3
+_ENTRY_BYTES = 64
+_LOGGER = "opentelemetry.exporter"
+
+
+@dataclass(slots=True)
+class Health:
+    """How sending goes, in spans: one thread writes each count. `failure` is what the exporter said last."""
+
+    exported: int = 0
+    crowded_out: int = 0
+    failed: int = 0
+    failure: str = ""
+
+    @property
+    def dropped(self) -> int:
+        """Return how many spans were not taken: there was no room for them, or the receiver failed."""
+        return self.crowded_out + self.failed
+
+
+class Sender:
+    """Sends spans on a thread of its own. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self, endpoint: str, resource: Mapping[str, str], *, waits: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Make ready to send. Raises ExportError where the SDK is missing, UsageError for an impossible endpoint.
+
+        With `waits`, `offer` waits for room and raises ExportError once the receiver has failed several times in a row.
+        """
+        self.health = Health()
+        self.resource = dict(resource)
+        self._endpoint = endpoint
+        self._waits = waits
+        self._failures = 0
+        self._exporter = _exporter(endpoint, timeout_s)
+        self._translation = Translation()
+        self._listening = _Failures(self.health)
+        self._queue: queue.Queue[list[Span] | None] = queue.Queue(QUEUE_REQUESTS)
+        self._closing = threading.Event()
+        logging.getLogger(_LOGGER).addHandler(self._listening)
+        self._thread = threading.Thread(target=self._run, name="kvtrace-otlp", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close(None if self._waits else FINISH_S)
+
+    def offer(self, spans: list[Span]) -> None:
+        """Take one request's spans over; they are dropped and counted where there is no room."""
+        if self._waits and self._failures >= _FAILURES_MAX:
+            raise ExportError(f"{self._endpoint} takes no spans: {self.health.failure or 'no reason given'}")
+        try:
+            self._queue.put(spans, block=self._waits)
+        except queue.Full:
+            self.health.crowded_out += len(spans)
+
+    def close(self, timeout_s: float | None = FINISH_S) -> None:
+        """Send what is left and end. What is left after `timeout_s` is dropped. May be called twice."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)  # wakes the thread if it waits
+        self._thread.join(timeout_s)
+        # Ends the exporter's own waiting between attempts.
+        self._exporter.shutdown()
+        self._thread.join(1.0)
+        while True:
+            try:
+                left = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            self.health.crowded_out += len(left or ())
+        logging.getLogger(_LOGGER).removeHandler(self._listening)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                first = self._queue.get(timeout=0.2)
+            except queue.Empty:
+                if self._closing.is_set():
+                    return
+                continue
+            batch = self._batch(first)
+            if batch:
+                self._export(batch)
+
+    def _batch(self, first: list[Span] | None) -> list[Span]:
+        """Return what waits in the queue, as much as one message should hold."""
+        batch = list(first or ())
+        size_bytes = sum(map(_size_bytes, batch))
+        for _ in range(_BATCH_REQUESTS):
+            if size_bytes >= _BATCH_BYTES:
+                break
+            try:
+                more = self._queue.get_nowait() or []
+            except queue.Empty:
+                break
+            batch += more
+            size_bytes += sum(map(_size_bytes, more))
+        return batch
+
+    def _export(self, batch: list[Span]) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        if self._closing.is_set() and self._failures >= _FAILURES_MAX:
+            self.health.failed += len(batch)
+            return
+        try:
+            sent = self._exporter.export(self._translation.of(batch, self.resource)) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the next batch is tried
+            sent, self.health.failure = False, f"{type(error).__name__}: {error}"
+        self._failures = 0 if sent else self._failures + 1
+        if sent:
+            self.health.exported += len(batch)
+        else:
+            self.health.failed += len(batch)
+
+
+def _size_bytes(span: Span) -> int:
+    """Return about how large a span is in a message."""
+    values = span.attributes.values()
+    texts = sum(
+        len(text)
+        for value in values
+        for text in (value if isinstance(value, list) else (value,))
+        if isinstance(text, str)
+    )
+    return _ENTRY_BYTES * (4 + len(span.attributes) + len(span.points)) + texts + len(span.error)
+
+
+class _Failures(logging.Handler):
+    """Keeps what the exporters log, which they do instead of raising."""
+
+    def __init__(self, health: Health) -> None:
+        super().__init__(logging.WARNING)
+        self._health = health
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message."""
+        self._health.failure = record.getMessage()[:500]
+
+
+# Endpoints ---------------------------------------------------------------------------------------------------
+
+
+def _exporter(endpoint: str, timeout_s: float) -> SpanExporter:
+    """Return the exporter for an endpoint; headers and certificates come from OpenTelemetry's own variables."""
+    protocol, url, insecure = split_endpoint(endpoint)
+    try:
+        if protocol == "grpc":
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+            return OTLPSpanExporter(endpoint=url, insecure=insecure, timeout=timeout_s)
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
+
+        return HttpSpanExporter(endpoint=url, timeout=timeout_s)
+    except ImportError as error:
+        message = f"sending spans needs a package that is missing ({error.name}): pip install 'kvtrace[otlp]'"
+        raise ExportError(message) from error
+
+
+def split_endpoint(endpoint: str) -> tuple[str, str, bool]:
+    """Return the protocol (grpc or http), the address for its exporter, and whether it goes unencrypted.
+
+    grpc:// and grpcs:// are gRPC, and so are http:// and https:// with port 4317 and no path; all else is HTTP, at
+    /v1/traces where no path is given. Raises UsageError for what is no such address.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{endpoint!r} is no OTLP endpoint: {error}") from error
+    if parts.scheme not in {"grpc", "grpcs", "http", "https"} or not parts.hostname:
+        raise UsageError(f"{endpoint!r} is no OTLP endpoint: use grpc://HOST:4317 or http://HOST:4318")
+    is_plain = parts.scheme in {"grpc", "http"}
+    if parts.scheme.startswith("grpc") or (port == GRPC_PORT and parts.path in {"", "/"}):
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return "grpc", f"{host}:{port or GRPC_PORT}", is_plain
+    path = parts.path if parts.path not in {"", "/"} else "/v1/traces"
+    return "http", parts._replace(path=path).geturl(), is_plain

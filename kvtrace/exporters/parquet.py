@@ -1,0 +1,44 @@
+"""A store as Parquet files, one per table; with a choice, the rows that belong to it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtrace import schema
+from kvtrace.errors import ExportError
+from kvtrace.exporters import source
+from kvtrace.store import Store
+from kvtrace.store.parquet import write_tables
+
+if TYPE_CHECKING:
+    from kvtrace.exporters.source import Choice
+
+_MARGIN_NS = 2_000_000_000
+
+
+def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
+    """Write the files into `folder`, which may exist, and return the rows of each table. Nobody here has `store` open.
+
+    The files appear all at once or not at all. Without a choice every table is whole. With one, the answers are those
+    of the requests chosen, and the events everything that happened while these were under way.
+    """
+    conditions: dict[str, str] = {}
+    params: dict[str, int | list[int] | None] = {}
+    if not choice.is_everything:
+        with Store.open(store) as opened:
+            from_ns, to_ns = source.extent(opened, choice)
+        params = {**choice.parameters(), "first": from_ns, "last": to_ns + _MARGIN_NS}
+        of_chosen = f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"  # noqa: S608 -- of ours
+        conditions = dict.fromkeys(schema.ANSWERS, of_chosen)
+        conditions["event"] = "t_ns BETWEEN $first AND $last"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".kvtrace-", dir=folder) as unfinished:
+            written = write_tables(store, Path(unfinished), conditions, params)
+            for file in Path(unfinished).iterdir():
+                file.replace(folder / file.name)
+    except OSError as error:
+        raise ExportError(f"{folder} cannot be written: {error.strerror}; name another folder with -o") from error
+    return written

@@ -1,0 +1,80 @@
+"""Findings about one cause alone: a table of causes, thresholds and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvtrace import stages
+from kvtrace.findings import terms
+from kvtrace.findings.model import Finding, Grade, Group
+from kvtrace.verdict import ms
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A cause is worth a sentence once so many requests show it and it takes that share of all time to first token.
+
+    In the sentence, `seen` are the requests that show it, `all` those of the group, `median` and `part` its time.
+    """
+
+    cause: stages.Cause
+    sentence: str
+    grade: Grade = Grade.MEASURED
+    least_requests: int = terms.LEAST_REQUESTS
+    share: float = terms.SHARE
+    name: str = ""
+
+    def check(self, group: Group) -> Iterator[Finding]:
+        """Yield the finding if the group shows it."""
+        seen = group.causes.get(self.cause.name)
+        if seen is None or seen.requests < self.least_requests or group.requests < terms.LEAST_REQUESTS:
+            return
+        if seen.total_ns >= self.share * group.ttft_ns:
+            told = self.sentence.format(
+                seen=f"{seen.requests:,}", all=f"{group.requests:,}", group=terms.of(group),
+                median=ms(seen.median_ns), part=terms.part(seen.total_ns, group.ttft_ns),
+            )  # fmt: skip
+            name = self.name or self.cause.name
+            yield terms.finding(name, told, self.grade, self.cause, seen.total_ns, "causes", seen.examples)
+
+
+_WAIT = "In {seen} of {all} requests ({group}) WHAT: {median} at the median, {part} of all time to first token."
+_SHORT = (
+    "SIDE is short of KV blocks, not of network: {seen} of {all} requests waited {median} (median) for blocks that no "
+    "computing request held."
+)
+_AGAIN = (
+    "In {seen} of {all} requests ({group}) D computes again the first token that P had sampled: {median} at the "
+    "median, {part} of the time to it."
+)
+_UNEXPLAINED = "{part} of the time to first token ({group}) is explained by nothing that was recorded."
+_WAITS = (
+    (stages.STAGE_WAIT, "P has finished and its blocks ride behind P's next step to the sender"),
+    (stages.SUBMIT_WAIT, "D's order to load rides behind D's step to its worker"),
+    (stages.WRITER_WAKE, "P's sender thread sleeps although its work has come"),
+    (stages.WRITER_BUSY, "P's sender thread is busy with something else"),
+    (stages.STEP_CONNECTOR, "the connector works on the forward thread inside the request's own steps"),
+    (stages.REPORT, "D's worker knows that the KV is there and D's scheduler does not yet"),
+    (stages.PREFILL_FRONTEND, "P's front end reads, tokenises or answers"),
+    (stages.DECODE_FRONTEND, "D's front end reads, tokenises or writes the first token"),
+    (stages.HANDSHAKE, "a pair exchanges agent metadata before its first transfer"),
+)
+RULES = (
+    *(Rule(cause, _WAIT.replace("WHAT", what)) for cause, what in _WAITS),
+    Rule(stages.DECODE_CAPACITY, _SHORT.replace("SIDE", "D"), Grade.EXPLAINED, least_requests=terms.EVENTS),
+    Rule(stages.PREFILL_CAPACITY, _SHORT.replace("SIDE", "P"), Grade.EXPLAINED, least_requests=terms.EVENTS),
+    Rule(stages.FIRST_STEP, _AGAIN, share=terms.RECOMPUTE_SHARE),
+)
+UNEXPLAINED = Rule(stages.UNKNOWN, _UNEXPLAINED, name="unattributed")
+
+
+def waits(group: Group) -> Iterator[Finding]:
+    """Report each cause that takes a part of the time to first token that counts."""
+    for rule in RULES:
+        yield from rule.check(group)
+
+
+def unexplained(group: Group) -> Iterator[Finding]:
+    """Report much time without explanation: the rest must not be read as if it were all."""
+    yield from UNEXPLAINED.check(group)

@@ -1,0 +1,40 @@
+"""What findings share: the thresholds, and how numbers are put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtrace import stages
+from kvtrace.findings.model import Finding, Grade, Group
+
+LEAST_REQUESTS = 20  # fewer tell of themselves, not of a system
+SHARE = 0.10  # of all time to first token: less is not worth a sentence
+LATE_PART = 0.20  # of a group's push requests
+LEADING_PART = 0.60  # of the time, for what is named as the reason
+LAST_PART = 0.80  # of the requests in which one rank is the last
+RECOMPUTE_SHARE = 0.20  # every hand-off of today computes the first token again: only a large part is worth a sentence
+HELD_NS = 1_000_000_000  # an engine needs some steps to hear of an abort
+EVENTS = 3  # things that must not happen at all need no twenty
+
+
+def part(share: float, whole: float) -> str:
+    """Return a share of a whole in percent; a small one is not called nothing."""
+    percent = 100 * share / whole if whole else 0.0
+    return f"{percent:.0f} %" if percent >= 1 or not percent else "<1 %"
+
+
+def of(group: Group) -> str:
+    """Return which requests a sentence is about."""
+    return f"{group.mode}, scope {group.scope}"
+
+
+def finding(
+    name: str, sentence: str, grade: Grade, cause: stages.Cause | None, stake_ns: int, query: str,
+    examples: Iterable[str], remedy: str | None = None,
+) -> Finding:  # fmt: skip
+    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all.
+
+    Without a cause it names neither; with `remedy` that one.
+    """
+    kind, usual = (cause.kind.value, cause.remedy) if cause is not None else ("", "")
+    return Finding(name, sentence, grade, kind, usual if remedy is None else remedy, stake_ns, query, tuple(examples))

@@ -1,0 +1,23 @@
+"""What kvtrace says of its own work, on stderr. Nobody has to hear it: where stderr is full or gone, work goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from kvtrace.errors import in_one_line
+
+
+def say(message: str) -> None:
+    """Write one line under the program's name; nothing in the message can move the cursor or break the line."""
+    write(f"kvtrace: {in_one_line(message)}\n")
+
+
+def write(text: str) -> None:
+    """Write a text as it is. After a failure everything else goes nowhere, the interpreter's last flush too."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- open as long as the program runs

@@ -1,0 +1,217 @@
+"""A recording as Prometheus sees it: the observer that keeps the values, and the endpoint that shows them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from prometheus_client import CollectorRegistry, start_http_server
+
+from kvtrace import stages
+from kvtrace.errors import UsageError
+from kvtrace.metrics import names
+from kvtrace.metrics.engines import Engines, Event, Place
+from kvtrace.metrics.values import Values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from kvtrace.collect import Stats
+    from kvtrace.store import Store
+
+Row = dict[str, Any]
+
+LOOPBACK = "127.0.0.1"
+STATES = ("recording", "failing", "complete")
+_ARRIVED_NS = 1_000_000_000
+_KEEP_NS = 600_000_000_000
+_REMEMBERED_MAX = 500_000
+_COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
+_CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
+_OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
+_OVER_SQL = f"""
+SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns,
+  compute_queue_ns, coordination_ns,
+  transfer_ns, unattributed_ns, registration_late_ns
+FROM request WHERE {_OF_KEYS}
+"""  # noqa: S608 -- of ours
+_CAUSES_SQL = f"""
+SELECT s.cause, s.class, r.mode, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns
+FROM segment AS s JOIN request AS r USING (request_key)
+WHERE {_OF_KEYS} GROUP BY ALL
+"""  # noqa: S608 -- of ours
+_PACE_SQL = f"""
+SELECT r.mode, r.decode_engine, p.tpot_ns, p.extension_ns FROM pace AS p JOIN request AS r USING (request_key)
+WHERE {_OF_KEYS}
+"""  # noqa: S608 -- of ours
+_ARRIVED_SQL = """
+SELECT request_id, start_ns, mode, prefill_engine, decode_engine FROM request
+WHERE start_ns BETWEEN $since AND $until
+"""
+_LOST_SQL = "SELECT kind, sum(lost_records)::BIGINT AS lost FROM engine_process GROUP BY kind"
+_PLACES_SQL = "SELECT process, kind, engine FROM engine_process"
+_FACTS_SQL = "SELECT name, value FROM run WHERE name IN ('model', 'connector')"
+
+
+class MetricsObserver:
+    """Keeps every metric of the table up to date while a recording goes on."""
+
+    def __init__(
+        self,
+        output: Path,
+        spools: Callable[[], Iterable[Path]],
+        spans: Callable[[], Mapping[str, int]] = dict,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Start at zero. `spools` says which folders are followed, `spans` what became of spans by outcome.
+
+        `now_ns` is the clock, unix ns.
+        """
+        self.values = Values({"run": output.stem})
+        self._spools = spools
+        self._spans = spans
+        self._now_ns = now_ns
+        self._places: dict[int, Place] = {}
+        self._engines = Engines(self.values, lambda process: self._places.get(process, Place("", "")))
+        self._wanted = pa.array(sorted(self._engines.stages))
+        self._arrived: dict[tuple[str, int], None] = {}
+        self._came = self._ended = 0
+        self._stats: Stats | None = None
+        self._started_ns = now_ns()
+        self.values.put(names.RUN_INFO, 1)
+        self._state("recording")
+
+    def took(self, store: Store, events: pa.Table) -> None:
+        """Count events, and what they say of engines."""
+        self.values.add(names.EVENTS, events.num_rows)
+        told = events.filter(pc.is_in(events.column("stage").cast(pa.string()), self._wanted))
+        columns = [told.column(name).to_pylist() for name in _COLUMNS]
+        found = [Event(*row) for row in zip(*columns, strict=True)]
+        if any(event.process not in self._places for event in found):
+            self._places = {row["process"]: Place(row["engine"], row["kind"]) for row in store.rows(_PLACES_SQL)}
+        self._engines.add(found)
+        self._engines.advance(self._now_ns())
+
+    def over(self, store: Store, keys: Sequence[int], stats: Stats) -> None:
+        """Count the requests that are over, and say how the recorder is."""
+        self.values.state_common({row["name"]: row["value"] for row in store.rows(_FACTS_SQL)})
+        self._count_arrivals(store)
+        if keys:
+            of_keys = {"keys": list(keys), "least": min(keys), "most": max(keys)}
+            for row in store.rows(_OVER_SQL, of_keys):
+                self._count_arrival(row)
+                self._count(row)
+            for row in store.rows(_CAUSES_SQL, of_keys):
+                self.values.add(names.CAUSE, row["spent_ns"] / 1e9, row["cause"], row["class"], row["mode"] or "")
+            for row in store.rows(_PACE_SQL, of_keys):
+                if row["tpot_ns"] is not None:
+                    self.values.observe(names.TPOT, row["tpot_ns"] / 1e9, row["mode"] or "", row["decode_engine"] or "")
+                self.values.add(names.EXTENSION, (row["extension_ns"] or 0) / 1e9, row["decode_engine"] or "")
+        self._ended += len(keys)
+        self.values.put(names.IN_FLIGHT, max(0, self._came - self._ended))
+        self._engines.advance(self._now_ns())
+        self._state_recorder(store, stats)
+
+    def _count(self, row: Row) -> None:
+        mode, scope = row["mode"] or "", row["scope"] or ""
+        pair = row["prefill_engine"] or "", row["decode_engine"] or ""
+        self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
+        late_ns = row["registration_late_ns"]
+        if late_ns is not None and mode == "push":
+            self.values.add(names.REGISTRATIONS, 1, "late" if late_ns > 0 else "in_time", *pair)
+            if late_ns > 0:
+                self.values.observe(names.LATENESS, late_ns / 1e9, *pair)
+        if row["ttft_ns"] is not None:
+            self.values.observe(names.TTFT, row["ttft_ns"] / 1e9, mode, scope, *pair)
+            for column, kind in _CLASSES:
+                self.values.observe(names.CLASS, (row[column] or 0) / 1e9, kind, mode, scope, *pair)
+
+    def _count_arrivals(self, store: Store) -> None:
+        """Count each request once it has been there for a moment, under what is known of it by then."""
+        now_ns = self._now_ns()
+        since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - _KEEP_NS)
+        span = {"since": since_ns, "until": now_ns - _ARRIVED_NS}
+        for row in store.rows(_ARRIVED_SQL, span):
+            self._count_arrival(row)
+        while len(self._arrived) > _REMEMBERED_MAX:
+            del self._arrived[next(iter(self._arrived))]
+
+    def _count_arrival(self, row: Row) -> None:
+        key = row["request_id"], row["start_ns"]
+        if key not in self._arrived:
+            self._arrived[key] = None
+            self._came += 1
+            self.values.add(
+                names.ARRIVALS, 1, row["mode"] or "", row["prefill_engine"] or "", row["decode_engine"] or ""
+            )
+
+    def _state_recorder(self, store: Store, stats: Stats) -> None:
+        self._stats = stats
+        self.values.put(names.LAG, stats.lag_s)
+        self.values.put(names.SKIPPED, len(stats.skipped))
+        if stats.published:
+            self.values.put(names.PUBLISHED, stats.published_ns / 1e9)
+        for row in store.rows(_LOST_SQL):
+            self.values.put(names.LOST, row["lost"] or 0, row["kind"])
+        self.values.put(names.SPOOL, sum(map(_size_bytes, self._spools())))
+        for outcome, count in self._spans().items():
+            self.values.put(names.SPANS, count, outcome)
+        self._state("failing" if stats.failing else "recording")
+
+    def _state(self, state: str) -> None:
+        for one in STATES:
+            self.values.put(names.STATE, float(one == state), one)
+
+    def facts(self) -> dict[str, str]:
+        """Return nothing: what metrics show stands in the store anyway."""
+        return {}
+
+    def finish(self) -> None:
+        """Work off what was held back."""
+        self._engines.advance(self._now_ns() + _KEEP_NS)
+        self._state("complete")
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return the size of a folder's spool files; those that go meanwhile count for nothing."""
+    total = 0
+    for file in folder.glob("*.kvt"):
+        try:
+            total += file.stat().st_size
+        except OSError:
+            continue
+    return total
+
+
+class Endpoint:
+    """An HTTP endpoint that Prometheus can scrape, at /metrics. Use as a context manager."""
+
+    def __init__(self, values: Values, host: str, port: int) -> None:
+        """Listen; port 0 is a free one. Raises UsageError where that is not possible."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(values)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"--metrics {host}:{port} cannot be listened on: {error}; name another port") from error
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return host and port of [HOST:]PORT; without a host it is loopback. Raises UsageError for anything else."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(f"--metrics wants a port, or HOST:PORT, not {text!r}")
+    return host.strip("[]") or LOOPBACK, int(port)

@@ -1,0 +1,73 @@
+"""What vLLM's `/metrics` said at the end of a run, compared with what the store holds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from kvtrace.totals import Recorded, Total, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvtrace.store import Store
+
+FACT = "metrics."
+"""Facts of a run by this name and an engine's id hold what that engine's `/metrics` said, as JSON."""
+
+_RECORDED_SQL = """
+WITH seen AS (
+  SELECT p.engine, e.process, e.stage::VARCHAR AS stage, e.request, e.a, e.b, e.c FROM event AS e
+  JOIN engine_process AS p USING (process) WHERE p.engine <> ''
+), ended AS (
+  SELECT DISTINCT engine, request FROM seen WHERE stage IN ('prefill.finished', 'decode.finished')
+), posted AS (
+  SELECT engine, sum(b)::BIGINT AS moved_bytes, sum(c)::BIGINT AS descriptors FROM seen AS s
+  WHERE stage = 'transfer.post_ended' AND EXISTS (
+    SELECT 1 FROM seen AS d WHERE d.stage = 'transfer.done' AND d.process = s.process AND d.a = s.a
+  ) GROUP BY ALL
+), lost AS (
+  SELECT engine, sum(lost_records)::BIGINT AS lost_records FROM engine_process WHERE engine <> '' GROUP BY ALL
+)
+SELECT engine,
+  count(*) FILTER (stage IN ('prefill.finished', 'decode.finished')) AS requests,
+  coalesce(sum(a) FILTER (stage IN ('prefill.enqueued', 'decode.enqueued')), 0)::BIGINT AS prompt_tokens,
+  coalesce(sum(a) FILTER (stage IN ('prefill.enqueued', 'decode.enqueued') AND NOT EXISTS (
+    SELECT 1 FROM ended AS x WHERE x.engine = s.engine AND x.request = s.request)), 0)::BIGINT
+    AS unfinished_prompt_tokens,
+  count(*) FILTER (stage = 'transfer.done') AS transfers,
+  coalesce(any_value(posted.moved_bytes), 0)::BIGINT AS moved_bytes,
+  coalesce(any_value(posted.descriptors), 0)::BIGINT AS descriptors,
+  count(*) FILTER (stage = 'transfer.failed') AS failed_transfers,
+  count(*) FILTER (stage = 'prefill.lease_expired') AS expired,
+  count(*) FILTER (stage = 'notification.orphaned') AS late_notifications,
+  coalesce(any_value(lost.lost_records), 0)::BIGINT AS lost_records
+FROM seen AS s LEFT JOIN posted USING (engine) LEFT JOIN lost USING (engine)
+GROUP BY engine
+"""
+
+
+def facts(said: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Return what engines said as facts of a run."""
+    return {f"{FACT}{engine}": json.dumps(values, sort_keys=True) for engine, values in said.items()}
+
+
+def totals(store: Store, run: Mapping[str, str]) -> list[Total]:
+    """Return every total of the run's engines from both sources; [] where no engine's `/metrics` were kept."""
+    said = {name.removeprefix(FACT): json.loads(value) for name, value in run.items() if name.startswith(FACT)}
+    if not said:
+        return []
+    recorded = {row.pop("engine"): Recorded(**row) for row in store.rows(_RECORDED_SQL)}
+    return compare(said, recorded)
+
+
+def sentence(found: Sequence[Total]) -> str:
+    """Return one line about the comparison."""
+    agreeing = sum(one.agrees for one in found)
+    told = f"vLLM's /metrics and the store agree in {agreeing} of {len(found)} totals"
+    apart = [one for one in found if not one.agrees]
+    unexplained = [one for one in apart if not one.is_explained]
+    if unexplained:
+        first = unexplained[0]
+        return f"{told}; {len(unexplained)} differ without explanation, {first.name} of {first.engine} among them"
+    return f"{told}, and each other one is explained" if apart else told

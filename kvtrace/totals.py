@@ -1,0 +1,107 @@
+"""vLLM's own totals beside those of the store: the same counts from two sources, and why they differ where they do.
+
+A difference that no rule explains is said to be unexplained: then one of the two has lost or doubled something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+AGREES = ""
+UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the store counts of one engine; bytes, tokens and so on summed over all its requests and transfers.
+
+    `unfinished_prompt_tokens` are those of requests that the engine was not seen to finish.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    unfinished_prompt_tokens: int = 0
+    transfers: int = 0
+    moved_bytes: int = 0
+    descriptors: int = 0
+    failed_transfers: int = 0
+    expired: int = 0
+    late_notifications: int = 0
+    lost_records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One total: its name here, vLLM's sample, the labels that count ({} for all), and the store's count."""
+
+    name: str
+    sample: str
+    labels: Mapping[str, tuple[str, ...]]
+    of: Callable[[Recorded], int]
+
+
+_FINISHED = {"finished_reason": ("stop", "length", "repetition")}
+METRICS: tuple[Metric, ...] = (
+    Metric("requests finished", "vllm:request_success_total", _FINISHED, lambda one: one.requests),
+    Metric("prompt tokens", "vllm:prompt_tokens_total", {}, lambda one: one.prompt_tokens),
+    Metric("transfers", "vllm:nixl_bytes_transferred_count", {}, lambda one: one.transfers),
+    Metric("bytes", "vllm:nixl_bytes_transferred_sum", {}, lambda one: one.moved_bytes),
+    Metric("descriptors", "vllm:nixl_num_descriptors_sum", {}, lambda one: one.descriptors),
+    Metric("failed transfers", "vllm:nixl_num_failed_transfers_total", {}, lambda one: one.failed_transfers),
+    Metric("expired leases", "vllm:nixl_num_kv_expired_reqs_total", {}, lambda one: one.expired),
+    Metric(
+        "late notifications", "vllm:nixl_num_notifications_after_expiry_total", {}, lambda one: one.late_notifications
+    ),
+)
+_BY_TELEMETRY = ("transfers", "bytes", "descriptors")
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """One total of one engine from both sources, and why they differ: "" where they agree."""
+
+    engine: str
+    name: str
+    vllm: int | None
+    kvtrace: int
+    why: str
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether both sources say the same."""
+        return self.why == AGREES
+
+    @property
+    def is_explained(self) -> bool:
+        """Return whether they agree, or a rule says why they do not."""
+        return self.why != UNEXPLAINED
+
+
+def compare(said: Mapping[str, Mapping[str, float]], recorded: Mapping[str, Recorded]) -> list[Total]:
+    """Return every total of every engine that has said its own; `said` maps engine ids to values by `Metric.name`."""
+    found = []
+    for engine, values in sorted(said.items()):
+        ours = recorded.get(engine, Recorded())
+        for metric in METRICS:
+            value = values.get(metric.name)
+            theirs, own = None if value is None else round(value), metric.of(ours)
+            found.append(Total(engine, metric.name, theirs, own, _why(metric.name, theirs, own, values, ours)))
+    return found
+
+
+def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float], ours: Recorded) -> str:
+    """Return why the two differ, by the first rule that fits."""
+    if theirs == own:
+        return AGREES
+    if theirs is None:
+        return "this vLLM has no such metric"
+    if name in _BY_TELEMETRY and not values.get("transfers") and ours.transfers:
+        return "vLLM counts transfers by NIXL's telemetry, which is off"
+    if name == "descriptors" and 0 < theirs < own and values.get("bytes") == ours.moved_bytes:
+        return "NIXL joins neighbouring descriptors and counts them as one; the bytes are the same"
+    if name == "prompt tokens" and 0 < own - theirs <= ours.unfinished_prompt_tokens:
+        return "vLLM counts a prompt when its first token is made; these requests ended before"
+    if theirs > own and ours.lost_records:
+        return f"{ours.lost_records} records of this engine were lost"
+    return UNEXPLAINED

@@ -1,0 +1,36 @@
+-- How many requests were answered within the targets, as time goes by.
+--
+-- $ttft_target_ms  DOUBLE   The longest time to first token that is good, ms; any if not given.
+-- $tpot_target_ms  DOUBLE   The longest time per token after the first that is good, ms; any if not given.
+-- $mode            VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $scope           VARCHAR  Only this scope: client, router or engine; all of them if not given.
+-- $prefill         VARCHAR  Only requests whose P is this engine; all of them if not given.
+-- $decode          VARCHAR  Only requests whose D is this engine; all of them if not given.
+-- $from_ns         BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns           BIGINT   Only what began before this time, unix ns; up to the last if not given.
+-- $bucket_ns       BIGINT   Length of one row's time, ns; a minute if not given.
+--
+-- ts             TIMESTAMP WITH TIME ZONE  When the row's time begins.
+-- requests       BIGINT                    Requests that came then.
+-- answered       BIGINT                    Those that got a first token.
+-- good           BIGINT                    Those within both targets.
+-- good_share     DOUBLE                    Part of all that came which was good, 0 to 1.
+-- offered_per_s  DOUBLE                    Requests that came, per second.
+-- good_per_s     DOUBLE                    Good requests, per second.
+WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), judged AS (
+  SELECT
+    to_timestamp((r.start_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts, r.ttft_ns, bucket_ns,
+    coalesce(r.ttft_ns <= coalesce($ttft_target_ms * 1e6, r.ttft_ns), false)
+      AND coalesce(p.tpot_ns <= $tpot_target_ms * 1e6, true) AS is_good
+  FROM request AS r CROSS JOIN per LEFT JOIN pace AS p USING (request_key)
+  WHERE ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
+    AND ($mode IS NULL OR r.mode = $mode) AND ($scope IS NULL OR r.scope = $scope)
+    AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)
+)
+SELECT
+  ts, count(*) AS requests, count(ttft_ns) AS answered, count(*) FILTER (is_good) AS good,
+  count(*) FILTER (is_good) / count(*) AS good_share, count(*) * 1e9 / bucket_ns AS offered_per_s,
+  count(*) FILTER (is_good) * 1e9 / bucket_ns AS good_per_s
+FROM judged
+GROUP BY ts, bucket_ns
+ORDER BY ts

@@ -1,0 +1,36 @@
+-- What was offered against what was served, as time goes by.
+--
+-- $prefill    VARCHAR  Only requests whose P is this engine; all of them if not given.
+-- $decode     VARCHAR  Only requests whose D is this engine; all of them if not given.
+-- $mode       VARCHAR  Only push, pull, local or unknown; all of them if not given.
+-- $from_ns    BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
+-- $to_ns      BIGINT   Only what began before this time, unix ns; up to the last if not given.
+-- $bucket_ns  BIGINT   Length of one row's time, ns; a minute if not given.
+--
+-- ts                  TIMESTAMP WITH TIME ZONE  When the row's time begins.
+-- arrived_per_s       DOUBLE                    Requests that came, per second.
+-- first_tokens_per_s  DOUBLE                    First tokens, per second.
+-- ended_per_s         DOUBLE                    Requests whose last moment was then, per second.
+-- in_flight           DOUBLE                    Requests before their first token when the row's time ends.
+WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), chosen AS (
+  SELECT start_ns, first_token_ns, end_ns FROM request
+  WHERE ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
+), moment AS (
+  SELECT start_ns AS at_ns, 1 AS arrived, 0 AS answered, 0 AS ended, (first_token_ns IS NOT NULL)::INTEGER AS waiting
+  FROM chosen
+  UNION ALL SELECT first_token_ns, 0, 1, 0, -1 FROM chosen WHERE first_token_ns IS NOT NULL
+  UNION ALL SELECT end_ns, 0, 0, 1, 0 FROM chosen WHERE end_ns IS NOT NULL
+), counted AS (
+  SELECT
+    to_timestamp((at_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts,
+    sum(arrived)::DOUBLE AS arrived, sum(answered)::DOUBLE AS answered,
+    sum(ended)::DOUBLE AS ended, sum(waiting)::DOUBLE AS waiting
+  FROM moment, per GROUP BY ts
+)
+SELECT
+  ts, arrived * 1e9 / bucket_ns AS arrived_per_s, answered * 1e9 / bucket_ns AS first_tokens_per_s,
+  ended * 1e9 / bucket_ns AS ended_per_s, sum(waiting) OVER (ORDER BY ts) AS in_flight
+FROM counted, per
+ORDER BY ts

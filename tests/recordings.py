@@ -1,0 +1,50 @@
+"""Spool folders that are written and recorded in tests, and what became of their events."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtrace import stages
+from kvtrace.collect import Recorder
+from kvtrace.store import Store
+from tests import spooled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parent.parent
+
+
+STEP = stages.STEP_STARTED.code
+
+
+def record_once(output: Path, *spools: Path, **options: Any) -> Recorder:
+    recorder = Recorder(output, list(spools), {"command": "test"}, **options)
+    recorder.run_once()
+    return recorder
+
+
+def numbers(output: Path, stage: str = "step.started") -> list[int]:
+    """Return what payload a of that stage holds, in order: the tests count with it."""
+    with Store.open(output) as store:
+        return [row["a"] for row in store.rows("SELECT a FROM event WHERE stage = $s ORDER BY a", {"s": stage})]
+
+
+def write(spool: Path, first: int, count: int, request: str = "r{}", **facts: str) -> None:
+    """Emit `count` numbered events from a process of its own, which ends."""
+    script = f"""
+for name, value in {facts!r}.items():
+    tracer.fact(name, value)
+for i in range({first}, {first + count}):
+    tracer.emit({STEP}, {request!r}.format(i // 25), i)
+"""
+    spooled.run(script, spool)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.05)

@@ -1,0 +1,202 @@
+"""The observer of the NIXL agent: transfers between polls, bytes by descriptors, notifications, the probe."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instrumented_connectors.descriptors import Lengths
+from instrumented_connectors.holdings import Holdings
+from instrumented_connectors.probe import Probe
+from tests import connector_doubles as doubles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+from tests.observers import REMOTE, agent, read
+
+
+@pytest.fixture
+def memory() -> doubles.Memory:
+    return doubles.Memory()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# Agent -------------------------------------------------------------------------------------------
+
+
+def test_a_read_is_bracketed_by_its_polls_and_its_bytes_need_no_telemetry(memory: doubles.Memory) -> None:
+    side, proxy, inner = agent(memory)
+    inner.states = ["PROC", "PROC", "DONE", "DONE"]
+    side.enter("r", REMOTE)
+    handle = read(proxy)
+    proxy.transfer(handle)
+    before_ns = time.monotonic_ns()
+    states = [proxy.check_xfer_state(handle) for _ in range(4)]
+    proxy.release_xfer_handle(handle)
+
+    number = memory.events[0].numbers[0]
+    assert states == ["PROC", "PROC", "DONE", "DONE"]
+    assert memory.names == [
+        "transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done",
+    ]  # fmt: skip
+    assert memory.of("transfer.prepared")[0][1:4] == ("r", (number, 2, 1, 0), REMOTE)
+    assert memory.of("transfer.post_ended")[0].numbers == (number, 400, 2, 0)
+    done = memory.of("transfer.done")[0]
+    assert before_ns <= done.numbers[1] <= done.t_ns
+    assert done.numbers[2] == 3
+    assert inner.released == [handle]
+
+
+def test_a_small_transfer_that_comes_back_done_has_no_pending_poll(memory: doubles.Memory) -> None:
+    _, proxy, inner = agent(memory)
+    inner.post, inner.states = "DONE", ["DONE"]
+    handle = read(proxy)
+    proxy.transfer(handle)
+    proxy.check_xfer_state(handle)
+
+    assert memory.of("transfer.post_ended")[0].numbers[3] == 1
+    assert memory.of("transfer.done")[0].numbers[1:] == (0, 1, 0)
+
+
+@pytest.mark.parametrize(("state", "reason"), [("ERR", "ERR"), (OSError("gone"), "OSError: gone")])
+def test_a_transfer_that_fails_says_why_once(memory: doubles.Memory, state: Any, reason: str) -> None:
+    _, proxy, inner = agent(memory)
+    inner.states = [state, "ERR"]
+    handle = read(proxy)
+    proxy.transfer(handle)
+    if isinstance(state, OSError):
+        with pytest.raises(OSError, match="gone"):
+            proxy.check_xfer_state(handle)
+    else:
+        assert proxy.check_xfer_state(handle) == "ERR"
+    proxy.check_xfer_state(handle)
+
+    assert [event.ref for event in memory.of("transfer.failed")] == [reason]
+
+
+def test_a_post_or_a_preparation_that_raises_is_a_failure(memory: doubles.Memory) -> None:
+    side, proxy, inner = agent(memory)
+    side.enter("r", REMOTE)
+    handle = read(proxy)
+    inner.post = RuntimeError("no route")
+    with pytest.raises(RuntimeError, match="no route"):
+        proxy.transfer(handle)
+    inner.post = OSError("no memory")
+    with pytest.raises(OSError, match="no memory"):
+        read(proxy)
+
+    assert [(event.request, event.ref) for event in memory.of("transfer.failed")] == [
+        ("r", "RuntimeError: no route"),
+        ("r", "OSError: no memory"),
+    ]
+
+
+def test_registrations_are_seen_leaving_and_arriving(memory: doubles.Memory) -> None:
+    _, proxy, inner = agent(memory)
+    fields = {"request_id": "r-on-D", "decode_engine_id": "D", "local_block_ids": [[1, 2]], "remote_port": 1}
+    message = b"PUSH_REG:" + msgspec.msgpack.encode(fields)
+    proxy.send_notif("rank-0", notif_msg=message)
+    proxy.send_notif("rank-1", notif_msg=message)
+    inner.notifications = {"d": [message, b"PUSH_REG:garbage"]}
+
+    assert proxy.get_new_notifs() == {"d": [message, b"PUSH_REG:garbage"]}
+    assert [event.numbers for event in memory.of("decode.registration_sent")] == [
+        (1, len(message), 0, 0),
+        (1, len(message), 1, 0),
+    ]
+    assert memory.of("registration.received")[0][1:4] == ("r-on-D", (1, 0, 0, 0), "D")
+    assert memory.enabled
+
+
+def test_a_completion_notification_is_the_readers_own_request_or_an_orphan(memory: doubles.Memory) -> None:
+    holdings = Holdings(memory, 1, 20)
+    holdings.take(doubles.metadata(reqs_to_recv={"a:b": doubles.meta()}))
+    _, proxy, inner = agent(memory, holdings)
+    inner.notifications = {"p": [b"a:b:1", b"unknown:1", b"\xff\xfe"]}
+    proxy.get_new_notifs()
+
+    assert [(event.stage, event.request) for event in memory.events[:2]] == [
+        ("transfer.notified", "a:b"),
+        ("notification.orphaned", "unknown"),
+    ]
+    assert memory.enabled
+
+
+def test_the_stand_in_is_the_agent_in_everything_else(memory: doubles.Memory) -> None:
+    _, proxy, inner = agent(memory)
+
+    assert proxy.name == "agent"
+    with pytest.raises(RuntimeError, match="telemetry is off"):
+        proxy.get_xfer_telemetry("handle")
+    with pytest.raises(AttributeError):
+        _ = proxy.no_such_method
+    assert inner.released == []
+
+
+lengths = st.lists(st.integers(1, 4).map(lambda n: n * 100), min_size=1, max_size=30)
+
+
+@given(lengths, st.data())
+def test_bytes_are_those_of_the_chosen_descriptors_in_every_form(sizes: list[int], data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=20))
+    rows = [(1_000 * number, size, 0) for number, size in enumerate(sizes)]
+    runs = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+    strided = np.array([(0, size, 0, size, count) for size, count in runs])
+    expected = sum(sizes[index] for index in chosen)
+
+    for descs in (rows, np.array(rows), strided):
+        found = Lengths.of(descs)
+        assert found is not None
+        assert found.total(chosen) == expected
+        assert found.total(np.array(chosen, dtype=np.int64)) == expected
+
+
+def test_descriptors_of_an_unknown_form_have_no_length() -> None:
+    assert [Lengths.of(descs) for descs in (None, [], object(), np.zeros((0, 3)), [(1, 2)])] == [None] * 5
+
+
+# Probe -------------------------------------------------------------------------------------------
+
+
+def test_the_probe_sees_a_transfer_done_and_never_touches_a_released_one(memory: doubles.Memory) -> None:
+    probe = Probe(memory, rate=1.0)
+    _, proxy, inner = agent(memory, probe=probe)
+    released = []
+    inner.check_xfer_state = lambda handle: pytest.fail("polled after release") if handle in released else "PROC"
+    inner.release_xfer_handle = released.append
+    probe._check = inner.check_xfer_state
+    handles = [read(proxy) for _ in range(20)]
+    for handle in handles:
+        proxy.transfer(handle)
+    time.sleep(0.01)
+    for handle in handles[1:]:
+        proxy.release_xfer_handle(handle)
+    probe._check = lambda _handle: "DONE"
+    eventually(lambda: memory.of("transfer.probed"))
+    probe.stop()
+
+    [probed] = memory.of("transfer.probed")
+    assert probed.numbers[0] == memory.of("transfer.prepared")[0].numbers[0]
+    assert 0 < probed.numbers[1] <= probed.t_ns
+    assert memory.enabled
+
+
+def test_the_probe_is_off_unless_asked_for(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVTRACE_PROBE", raising=False)
+    assert Probe.from_environment(memory) is None
+    for value, wanted in (("0", False), ("often", False), ("0.5", True)):
+        monkeypatch.setenv("KVTRACE_PROBE", value)
+        assert (Probe.from_environment(memory) is not None) is wanted

@@ -1,0 +1,113 @@
+"""What the recorder must not do: overwrite, lose events to a failure, or copy the store all day."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvtrace import emit
+from kvtrace.collect import Recorder
+from kvtrace.errors import StoreError
+from kvtrace.store import Store
+
+if TYPE_CHECKING:
+    pass
+from tests.recordings import STEP, numbers, record_once, until, write
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "run.duckdb"
+
+
+def test_a_finished_store_is_not_overwritten(spool: Path, output: Path) -> None:
+    write(spool, 0, 10)
+    record_once(output, spool)
+    before = output.read_bytes()
+    write(spool, 10, 10)
+
+    with pytest.raises(StoreError, match="exists and is not overwritten; use --force or name another output"):
+        record_once(output, spool)
+    assert output.read_bytes() == before
+    record_once(output, spool, force=True)
+    assert numbers(output) == list(range(10, 20))
+
+
+def test_a_foreign_file_is_not_overwritten(spool: Path, output: Path) -> None:
+    output.write_text("my thesis")
+
+    with pytest.raises(StoreError, match="exists and is not overwritten"):
+        record_once(output, spool)
+    assert output.read_text() == "my thesis"
+
+
+def test_a_missing_output_folder_is_named(spool: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is not a folder"):
+        record_once(tmp_path / "no" / "run.duckdb", spool)
+
+
+def test_a_failing_analysis_costs_no_events(spool: Path, output: Path) -> None:
+    def broken(_store: Store, _since_ns: int | None) -> int:
+        raise ZeroDivisionError("the answer")
+
+    write(spool, 0, 10)
+    recorder = record_once(output, spool, analysis=broken)
+
+    assert numbers(output) == list(range(10))
+    assert [line for line in recorder.stats.skipped if "ZeroDivisionError: the answer" in line]
+
+
+def test_a_failed_publication_is_tried_again(spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk for a while: events wait in the working file and in the spool, and nothing is deleted meanwhile."""
+    publish, calls = Store.publish, []
+
+    def flaky(store: Store, target: Path) -> None:
+        calls.append(target)
+        if 1 < len(calls) < 4:
+            raise StoreError("no space")
+        publish(store, target)
+
+    monkeypatch.setattr(Store, "publish", flaky)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05)
+    with recorder:
+        recorder.start()
+        write(spool, 0, 10)
+        until(lambda: len(calls) >= 2)
+        kept_meanwhile = list(spool.glob("*.kvt"))
+        until(lambda: len(calls) >= 4)
+        until(lambda: recorder.failure is None and not list(spool.glob("*.kvt")))
+
+    assert kept_meanwhile
+    assert numbers(output) == list(range(10))
+
+
+def test_publishing_takes_a_tenth_of_the_time_at_most(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Store.publish
+
+    def slow(store: Store, target: Path) -> None:
+        time.sleep(0.2)
+        publish(store, target)
+
+    monkeypatch.setattr(Store, "publish", slow)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.01)
+    alive = emit.Emitter(spool)
+    with recorder:
+        recorder.start()
+        begin_s = time.monotonic()
+        while time.monotonic() < begin_s + 5:
+            alive.emit(STEP, "r", 1)
+            time.sleep(0.01)
+        published = recorder.stats.published
+    alive.close()
+
+    assert published - 1 <= 5 / 2 + 1

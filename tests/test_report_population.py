@@ -1,0 +1,141 @@
+"""Many requests summed up: percentiles, causes, load; scopes and modes never mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtrace.report import page, population, selection, sentences, tables
+from kvtrace.store import Store
+from tests.printed import plain_console, summary_of, text_of
+from tests.sample_store import MS, Sample, scaled
+
+
+def test_percentiles_are_those_of_all_requests_and_shares_those_of_the_requests_around(tmp_path: Path) -> None:
+    """101 requests of 100 ms .. 10.1 s: rank r is percentile r, so 45..55, 85..95 and 98..100 are around."""
+    sample = Sample()
+    for factor in range(1, 102):
+        slow = factor > 95
+        path = (("prefill.forward", "compute.run", "prefill", "", 100 * factor),)
+        if slow:
+            path = (("detection", "coordination", "decode", "", 100 * factor),)
+        sample.add(f"kvt-{factor}", path, ())
+    group = summary_of(tmp_path, sample)["groups"][0]
+    expected = np.quantile(np.arange(1, 102) * 100 * MS, [0.5, 0.9, 0.99])
+
+    assert list(group["ttft_ns"].values()) == [round(value) for value in expected]
+    assert [group["shares"][name]["requests"] for name in ("p50", "p90", "p99")] == [11, 11, 3]
+    assert group["shares"]["p50"]["compute.run"] == 1
+    assert group["shares"]["p99"]["coordination"] == 1
+    # Ranks 85 to 95 are requests 86 to 96, of which only the last one waited.
+    assert group["shares"]["p90"]["coordination"] == pytest.approx(96 / sum(range(86, 97)))
+
+
+def test_scopes_and_modes_are_never_mixed(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("a", scaled(1))
+    sample.add("b", scaled(2), scope="engine")
+    sample.add("c", scaled(4), mode="pull")
+    summary = summary_of(tmp_path, sample)
+
+    assert summary["requests"] == 3
+    assert {(group["scope"], group["mode"]): group["ttft_ns"]["p99"] // MS for group in summary["groups"]} == {
+        ("router", "push"): 100,
+        ("engine", "push"): 200,
+        ("router", "pull"): 400,
+    }
+
+
+def test_causes_are_summed_per_request_and_their_median_is_of_those_affected(tmp_path: Path) -> None:
+    sample = Sample()
+    twice = (("wire", "transfer", "transfer", "", 1), ("detection", "coordination", "decode", "", 4)) * 2
+    sample.add("a", twice, ())
+    sample.add("b", (("wire", "transfer", "transfer", "", 10),), ())
+    causes = {row["cause"]: row for row in summary_of(tmp_path, sample)["groups"][0]["causes"]}
+
+    assert causes["wire"]["total_ns"] == 12 * MS
+    assert causes["wire"]["median_ns"] == 6 * MS
+    assert causes["wire"]["requests"] == 2
+    assert causes["detection"] == {
+        "cause": "detection", "class": "coordination",
+        "total_ns": 8 * MS, "median_ns": 8 * MS, "share": 0.4, "requests": 1,
+    }  # fmt: skip
+
+
+def test_requests_without_a_first_token_are_counted_and_not_timed(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("a")
+    sample.add("b", (), verdict="aborted")
+    sample.add("c", (), verdict="expired")
+    group = summary_of(tmp_path, sample)["groups"][0]
+
+    assert group["verdicts"] == {"aborted": 1, "complete": 1, "expired": 1}
+    assert (group["requests"], group["with_first_token"]) == (3, 1)
+    assert sentences.population_sentence(group).startswith("The one request had its first token after 100.0 ms:")
+
+
+def test_no_first_token_at_all_is_said_and_draws_no_table(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("a", (), verdict="aborted")
+    summary = summary_of(tmp_path, sample)
+    console = plain_console()
+
+    page.print_population(summary, {}, "run.duckdb", console)
+
+    assert summary["groups"][0]["ttft_ns"] == {"p50": None, "p90": None, "p99": None}
+    assert "None of 1 request had a first token." in text_of(console)
+    assert "p50" not in text_of(console)
+
+
+def test_a_run_that_keeps_up_and_one_that_does_not(tmp_path: Path) -> None:
+    """30 requests, one each 10 ms. Served at the same pace, then with each 10 ms slower than the one before."""
+    steady, growing = Sample(), Sample()
+    for position in range(30):
+        steady.add(f"a-{position}", start_ms=10 * position)
+        growing.add(
+            f"a-{position}", (("wire", "transfer", "transfer", "", 10 * position + 10),), (), start_ms=10 * position
+        )
+    with Store.open(steady.write(tmp_path / "steady.duckdb")) as store:
+        kept_up = population.load(store, {"workload": '{"rate_qps": 90}'})
+    with Store.open(growing.write(tmp_path / "growing.duckdb")) as store:
+        saturated = population.load(store, {"workload": "python load.py"})
+
+    assert kept_up == {"stated_rate_hz": 90.0, "offered_rate_hz": 100.0, "served_rate_hz": 100.0, "saturated": False}
+    assert saturated == {"stated_rate_hz": None, "offered_rate_hz": 100.0, "served_rate_hz": 50.0, "saturated": True}
+
+
+def test_too_few_requests_say_nothing_about_load(tmp_path: Path) -> None:
+    sample = Sample()
+    for position in range(19):
+        sample.add(f"a-{position}", start_ms=10 * position)
+
+    assert summary_of(tmp_path, sample)["load"] is None
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 100, 240])
+def test_the_population_page_fits_whatever_the_width(width: int, tmp_path: Path) -> None:
+    sample = Sample(facts={"model": "tiny\x1b[31m"})
+    for position in range(30):
+        sample.add(f"kvt-{position:032x}", start_ms=10 * position)
+    console = plain_console(width)
+
+    page.print_population(summary_of(tmp_path, sample), {"model": "tiny\x1b[31m"}, "run.duckdb", console)
+
+    assert max(len(line) for line in text_of(console).splitlines()) <= width
+    assert "\x1b" not in text_of(console)
+    assert "tiny\\x1b[31m" in text_of(console).replace("\n", " ")
+
+
+def test_one_client_id_lists_its_attempts_in_a_table(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", client_request_id="mine")
+    sample.add("kvt-2", client_request_id="mine", attempt=1)
+    console = plain_console()
+    with Store.open(sample.write(tmp_path / "run.duckdb")) as store:
+        rows = [explained.request for explained in selection.explained(store, [1, 2])]
+
+    console.print(tables.attempts(rows, "mine", console))
+
+    assert [line.split()[:2] for line in text_of(console).splitlines()[3:]] == [["kvt-1", "0"], ["kvt-2", "1"]]

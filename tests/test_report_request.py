@@ -1,0 +1,174 @@
+"""One request drawn and told: rows with round numbers become lanes, bars and sentences."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from kvtrace.report import page, selection, sentences, waterfall
+from kvtrace.stages import CAUSES, Where
+from kvtrace.verdict import VERDICTS
+from tests.printed import one, plain_console, text_of
+from tests.sample_store import MS, PUSH_PATH, Sample
+
+
+@pytest.fixture
+def push(tmp_path: Path) -> selection.Explained:
+    """Return one push request of 100 ms with hidden work."""
+    sample = Sample()
+    sample.add("kvt-1")
+    return one(tmp_path, sample)
+
+
+def test_the_path_is_drawn_once_per_lane_and_cause_and_its_bars_tile_the_picture(push: selection.Explained) -> None:
+    console = plain_console()
+    request = push.request
+    scale = waterfall.Scale(request["start_ns"], request["ttft_ns"], cells=100)
+    bars = [bar for bar in waterfall.path_bars(push, console) if bar.label != "wire ended within"]
+    columns = sorted(scale.columns(start, end) for bar in bars for start, end, _ in bar.marks)
+
+    assert [bar.duration_ns // MS for bar in bars] == [step[4] for step in PUSH_PATH]
+    assert columns[0][0] == 0
+    assert columns[-1][1] == 100
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(columns))
+
+
+def test_the_bracket_lies_around_the_end_of_the_wire(push: selection.Explained) -> None:
+    """Transfer is 10 ms and ends 70 ms after the start; its bounds are 6 and 18 ms: the wire ended within 66..78 ms."""
+    bracket = next(bar for bar in waterfall.path_bars(push, plain_console()) if bar.label == "wire ended within")
+    (start_ns, end_ns, _), begin_ns = bracket.marks[0], push.request["start_ns"]
+
+    assert (start_ns - begin_ns, end_ns - begin_ns) == (66 * MS, 78 * MS)
+    assert bracket.duration_ns == 12 * MS
+
+
+def test_hidden_work_is_drawn_with_its_slack_behind_it(push: selection.Explained) -> None:
+    """The registration took 5..13 ms and had 40 ms of slack: marks for 8 ms, then slack for 40 ms."""
+    console = plain_console()
+    bar = next(bar for bar in waterfall.hidden_bars(push, console) if bar.label == "registration")
+    begin_ns = push.request["start_ns"]
+
+    assert [(start - begin_ns, end - begin_ns, mark) for start, end, mark in bar.marks] == [
+        (13 * MS, 53 * MS, "·"),
+        (5 * MS, 13 * MS, "░"),
+    ]
+    assert bar.note == "slack 40.0"
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 72, 100, 240, 500])
+def test_every_line_fits_whatever_the_width(width: int, push: selection.Explained) -> None:
+    console = plain_console(width)
+
+    page.print_request(push, saturated=False, console=console)
+
+    assert max(len(line) for line in text_of(console).splitlines()) <= width
+
+
+def test_a_segment_of_no_length_still_shows() -> None:
+    scale = waterfall.Scale(0, 1000, 10)
+
+    assert scale.columns(500, 500) == (5, 6)
+    assert scale.columns(1000, 1000) == (9, 10)
+    assert scale.columns(0, 1) == (0, 1)
+
+
+def test_where_only_ascii_goes_only_ascii_is_printed(push: selection.Explained) -> None:
+    console = plain_console(encoding="ascii")
+
+    page.print_request(push, saturated=False, console=console)
+
+    assert text_of(console).isascii()
+    assert "####" in text_of(console)
+
+
+def test_the_sentence_says_shares_the_longest_wait_and_what_is_left(push: selection.Explained) -> None:
+    assert sentences.explanation(push) == (
+        "Of 100.0 ms to the first token, as the router saw it, "
+        "50 % was compute (most of it P's forward, 30.0 ms), "
+        "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.0 ms); "
+        "1.0 ms (1 %) is unattributed. Its longest wait was detection, 12.0 ms: "
+        "the bytes have arrived and nobody has noticed yet."
+    )
+
+
+def test_one_class_alone_makes_a_sentence_too(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", (("prefill.forward", "compute.run", "prefill", "", 20),), (), scope="engine")
+
+    assert sentences.explanation(one(tmp_path, sample)) == (
+        "Of 20.0 ms to the first token, as the engines saw it, 100 % was compute (P's forward, 20.0 ms); "
+        "nothing is unattributed."
+    )
+
+
+def test_without_a_first_token_it_says_what_is_known_and_what_is_missing(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", (), verdict="aborted", prefill_engine="p0")
+    console = plain_console()
+    explained = one(tmp_path, sample)
+
+    page.print_request(explained, saturated=False, console=console)
+
+    assert sentences.explanation(explained) == (
+        "No time of a first token is known, so there is no TTFT to explain. Verdict aborted: the request was aborted "
+        "before its answer was whole; nothing usable was recorded of D's side, a first token and its end. "
+        "Known: its start and P's side."
+    )
+    assert "critical path" not in text_of(console)
+
+
+@pytest.mark.parametrize("verdict", [verdict for verdict in VERDICTS if verdict != "complete"])
+def test_a_verdict_that_is_not_complete_is_named_and_explained(verdict: str, tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", verdict=verdict)
+
+    assert f"Verdict {verdict}: {VERDICTS[verdict]}." in sentences.explanation(one(tmp_path, sample))
+
+
+def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:
+    assert sentences.remedy(push, saturated=False) == (
+        "Supposed, not measured: against detection this usually helps: poll outside the step, "
+        "notification by interrupt."
+    )
+    assert "no class names a remedy" in (sentences.remedy(push, saturated=True) or "")
+
+
+def test_segments_that_cross_hosts_are_marked(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", crosses_hosts=True)
+    console = plain_console()
+
+    page.print_request(one(tmp_path, sample), saturated=False, console=console)
+
+    assert "wire*" in text_of(console)
+    assert "* crosses hosts" in text_of(console)
+
+
+def test_causes_and_lanes_of_the_vocabulary_all_have_a_place(tmp_path: Path) -> None:
+    """A request that passes through every cause is drawn whole: no cause is cut to something ambiguous."""
+    sample = Sample()
+    sample.add("kvt-1", tuple((cause.name, cause.kind.value, cause.where.value, "", 1) for cause in CAUSES), ())
+    console = plain_console()
+
+    page.print_request(one(tmp_path, sample), saturated=False, console=console)
+
+    assert {where.value for where in Where} == set(waterfall.LANES)
+    for cause in CAUSES:
+        assert cause.name in text_of(console)
+
+
+def test_chunked_prefill_is_one_row_with_several_marks(tmp_path: Path) -> None:
+    sample = Sample()
+    chunk = (
+        ("prefill.forward", "compute.run", "prefill", "", 10),
+        ("prefill.others", "compute.queue", "prefill", "", 10),
+    )
+    sample.add("kvt-1", chunk * 20, ())
+    bars = waterfall.path_bars(one(tmp_path, sample), plain_console())
+
+    assert [(bar.label, bar.duration_ns, len(bar.marks)) for bar in bars[:2]] == [
+        ("prefill.forward", 200 * MS, 20),
+        ("prefill.others", 200 * MS, 20),
+    ]

@@ -1,0 +1,180 @@
+"""The observer of vLLM's scheduler: each point of a request and of a step where it happens."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import connector_doubles as doubles
+
+if TYPE_CHECKING:
+    pass
+from tests.observers import REMOTE, from_p, scheduler
+
+TO_P = {"do_remote_decode": True}
+
+
+@pytest.fixture
+def memory() -> doubles.Memory:
+    return doubles.Memory()
+
+
+@pytest.fixture
+def connector() -> doubles.Connector:
+    return doubles.Connector()
+
+
+def test_a_request_on_p_from_arrival_to_its_kept_blocks(memory: doubles.Memory, connector: doubles.Connector) -> None:
+    scheduler(memory, connector)
+    request = doubles.request(params=TO_P)
+    connector.on_new_request(request)
+    connector.get_num_new_matched_tokens(request, 16)
+    connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1, 2, 3], [4])), 0)
+    for tokens, computed in ((512, 0), (88, 512), (1, 600)):
+        request.num_computed_tokens = computed
+        connector.returns["build_connector_meta"] = doubles.metadata()
+        connector.build_connector_meta(doubles.output({"r": tokens}))
+    connector.request_finished_all_groups(request, ([1, 2], [3]))
+
+    assert memory.of("prefill.enqueued")[0].numbers == (600, 2_500_000_000, 0, 0)
+    assert memory.of("prefill.considered")[0].numbers == (16, 0, 0, 0)
+    assert memory.of("prefill.allocated")[0].numbers == (4, 0, 0, 0)
+    # The step behind the last of the prompt works on the second output token: it decides nothing about the first.
+    assert [event.numbers for event in memory.of("prefill.scheduled")] == [(1, 512, 0, 600), (2, 88, 512, 600)]
+    assert memory.of("prefill.finished")[0] == ("prefill.finished", "r", (3, 1, 0, 0), "FINISHED_LENGTH_CAPPED", 0)
+
+
+def test_a_request_on_d_keeps_its_leg_after_vllm_flips_its_params(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    scheduler(memory, connector, producer=True)
+    request = doubles.request(params=from_p())
+    connector.on_new_request(request)
+    connector.returns["get_num_new_matched_tokens"] = (600, True)
+    connector.get_num_new_matched_tokens(request, 0)
+    connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1, 2],)), 600)
+    request.kv_transfer_params["do_remote_prefill"] = False
+    connector.update_connector_output(doubles.results(received={"r"}))
+    # It resumes: the scheduler allocates once more, with nothing left to bring.
+    connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1, 2],)), 0)
+    connector.request_finished(request, [1, 2])
+
+    assert memory.names == [
+        "decode.enqueued", "decode.considered", "decode.allocated", "decode.ready", "decode.finished",
+    ]  # fmt: skip
+    assert memory.of("decode.enqueued")[0][1:4] == ("r", (600, 2_500_000_000, 1, 0), REMOTE)
+    assert memory.of("decode.considered")[0].numbers == (0, 600, 0, 0)
+    assert memory.of("decode.finished")[0].numbers == (8, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("producer", "stage"), [(True, "prefill.enqueued"), (False, "decode.enqueued")])
+def test_a_request_without_params_has_the_leg_of_its_engines_role(
+    memory: doubles.Memory, connector: doubles.Connector, producer: bool, stage: str
+) -> None:
+    scheduler(memory, connector, producer)
+    connector.on_new_request(doubles.request())
+
+    assert memory.names == [stage]
+
+
+def test_an_aborted_request_is_told_apart(memory: doubles.Memory, connector: doubles.Connector) -> None:
+    scheduler(memory, connector)
+    request = doubles.request(params=from_p())
+    connector.on_new_request(request)
+    request.status.name = "FINISHED_ABORTED"
+    connector.request_finished(request, [])
+
+    assert memory.of("decode.aborted")[0].ref == "FINISHED_ABORTED"
+
+
+def test_a_preempted_request_is_allocated_and_scheduled_anew(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    scheduler(memory, connector)
+    request = doubles.request(params=from_p())
+    blocks = SimpleNamespace(blocks=([1],))
+    connector.returns["build_connector_meta"] = doubles.metadata()
+    connector.on_new_request(request)
+    connector.update_state_after_alloc(request, blocks, 0)
+    connector.build_connector_meta(doubles.output({"r": 600}))
+    connector.build_connector_meta(doubles.output({}, preempted={"r"}))
+    connector.update_state_after_alloc(request, blocks, 0)
+    connector.build_connector_meta(doubles.output({"r": 600}))
+
+    assert [name for name in memory.names if not name.startswith("step")] == [
+        "decode.enqueued", "decode.allocated", "decode.scheduled",
+        "decode.preempted", "decode.allocated", "decode.scheduled",
+    ]  # fmt: skip
+
+
+def test_a_request_that_is_passed_over_again_and_again_is_shown_now_and_then(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(1_000_000_000, 4_000_000)  # 4 ms apart
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.now_ns", lambda: next(times))
+    scheduler(memory, connector)
+    request = doubles.request(params=from_p())
+    connector.on_new_request(request)
+    for _ in range(7):
+        connector.get_num_new_matched_tokens(request, 0)
+
+    assert [event.t_ns for event in memory.of("decode.considered")] == [1_000_000_000, 1_012_000_000, 1_024_000_000]
+
+
+def test_steps_are_numbered_and_end_in_order_however_many_are_under_way(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    scheduler(memory, connector)
+    made = [doubles.metadata(), doubles.metadata()]
+    for each in made:
+        connector.returns["build_connector_meta"] = each
+        connector.build_connector_meta(doubles.output({"a": 1, "b": 2}))
+    connector.get_kv_connector_stats()
+    connector.get_kv_connector_stats()
+    connector.get_kv_connector_stats()
+
+    assert [each.kvtrace_step for each in made] == [(1, 3, True), (2, 3, True)]
+    assert [event.numbers for event in memory.of("step.scheduled")] == [(1, 3, 2, 0), (2, 3, 2, 0)]
+    assert [event.numbers[0] for event in memory.of("step.ended")] == [1, 2]
+
+
+def test_a_step_without_tokens_shows_only_if_something_happens_in_it(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    scheduler(memory, connector)
+
+    def step(output: Any = None, **fields: Any) -> list[str]:
+        memory.forget()
+        connector.returns["build_connector_meta"] = doubles.metadata(**fields)
+        connector.build_connector_meta(doubles.output({}))
+        if output is not None:
+            connector.update_connector_output(output)
+        connector.get_kv_connector_stats()
+        return memory.names
+
+    assert step() == []
+    assert step(doubles.results()) == []
+    assert step(push_registrations={"r": {}}) == ["step.scheduled", "step.ended"]
+    assert step(doubles.results(sent={"r"})) == ["prefill.released", "step.scheduled", "step.ended"]
+    assert memory.of("step.scheduled")[0].t_ns <= time.monotonic_ns()
+
+
+def test_the_step_says_how_many_requests_wait_for_kv(memory: doubles.Memory, connector: doubles.Connector) -> None:
+    scheduler(memory, connector)
+    for name in ("r", "s"):
+        request = doubles.request(name, from_p())
+        connector.on_new_request(request)
+        connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1],)), 600)
+    connector.update_connector_output(doubles.results(received={"r"}, failed={"s"}))
+    connector.returns["build_connector_meta"] = doubles.metadata(reqs_to_recv={"t": doubles.meta()})
+    request = doubles.request("t", from_p())
+    connector.on_new_request(request)
+    connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1],)), 600)
+    connector.build_connector_meta(doubles.output({}))
+
+    assert memory.of("step.scheduled")[0].numbers == (1, 0, 0, 1)
+    assert [event.request for event in memory.of("decode.ready")] == ["r"]

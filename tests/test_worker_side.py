@@ -1,0 +1,242 @@
+"""The observers of vLLM's worker: steps, forwards on a device, loads, leases."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instrumented_connectors.device_clock import DeviceClock
+from instrumented_connectors.holdings import Holdings
+from instrumented_connectors.step_mark import StepMark
+from tests import connector_doubles as doubles
+
+if TYPE_CHECKING:
+    pass
+from tests.observers import stepped, worker
+
+
+@pytest.fixture
+def memory() -> doubles.Memory:
+    return doubles.Memory()
+
+
+@pytest.fixture
+def connector() -> doubles.Connector:
+    return doubles.Connector()
+
+
+# Worker ------------------------------------------------------------------------------------------
+
+
+def test_a_step_starts_when_the_worker_takes_it_from_its_queue(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    """What a worker prepares before the first hook belongs to the step: the pickled mark notes when it was taken."""
+    worker(memory, connector)
+    bound = doubles.metadata()
+    before_ns = time.monotonic_ns()
+    bound.kvtrace_step = pickle.loads(pickle.dumps(StepMark((7, 5, True))))  # noqa: S301 - as vLLM's queue does
+    after_ns = time.monotonic_ns()
+    time.sleep(0.002)
+    connector.bind_connector_metadata(bound)
+
+    assert tuple(bound.kvtrace_step) == (7, 5, True)
+    assert before_ns <= memory.of("step.started")[0].t_ns <= after_ns
+
+
+FIRST_RUNNER = ("start_load_kv", "wait_for_save", "get_transfer_results")
+
+
+SECOND_RUNNER = ("finish_forward", "start_load_kv", "wait_for_save", "get_transfer_results")
+
+
+@pytest.mark.parametrize("order", [FIRST_RUNNER, SECOND_RUNNER, ("wait_for_save", "get_transfer_results")])
+def test_the_forward_ends_before_the_first_hook_behind_it(
+    memory: doubles.Memory, connector: doubles.Connector, order: tuple[str, ...]
+) -> None:
+    worker(memory, connector)
+    stepped(connector, 7, order)
+
+    assert memory.names == ["step.started", "step.forwarded", "step.connected"]
+    assert {event.numbers[:2] for event in memory.events} == {(7, 1)}
+
+
+def test_loads_that_come_first_are_not_behind_the_forward(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = itertools.count(1_000, 10)
+    monkeypatch.setattr("instrumented_connectors.worker_side.now_ns", lambda: next(times))
+    worker(memory, connector)
+    stepped(connector, 7, FIRST_RUNNER, late=False, reqs_to_recv={"r": doubles.meta()})
+
+    assert memory.names == ["step.started", "decode.load_started", "step.forwarded", "step.connected"]
+    assert memory.of("step.connected")[0].numbers == (7, 1, 30, 10)
+
+
+def test_an_empty_step_shows_only_if_something_happens_in_it(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    worker(memory, connector)
+    stepped(connector, 1, FIRST_RUNNER, tokens=0)
+    assert memory.names == []
+
+    stepped(connector, 2, FIRST_RUNNER, tokens=0, reqs_to_recv={"r": doubles.meta(((1, 2), (3,)))})
+    assert memory.names == ["step.started", "decode.load_started", "step.connected"]
+    assert memory.of("decode.load_started")[0][1:4] == ("r", (1, 3, 0, 0), "P")
+
+    memory.forget()
+    connector.returns["get_transfer_results"] = doubles.results(received={"r"})
+    stepped(connector, 3, FIRST_RUNNER, tokens=0)
+    assert memory.names == ["decode.reported", "step.started", "step.connected"]
+
+
+def test_a_load_that_fails_says_so_with_its_blocks(memory: doubles.Memory, connector: doubles.Connector) -> None:
+    worker(memory, connector)
+    connector.returns["get_transfer_results"] = doubles.results(failed={"r"})
+    stepped(connector, 1, FIRST_RUNNER, reqs_to_recv={"r": doubles.meta()})
+
+    assert memory.of("decode.load_failed")[0].numbers == (1, 3, 0, 0)
+    assert memory.of("decode.reported") == []
+
+
+def test_push_queues_registrations_on_d_and_stages_blocks_on_p(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    worker(memory, connector, pulls=False)
+    stepped(connector, 1, FIRST_RUNNER, push_registrations={"r": {}}, reqs_to_recv={"r": doubles.meta()})
+    stepped(connector, 2, FIRST_RUNNER, push_finished_blocks={"s": ([1],)})
+
+    requests = [(event.stage, event.request) for event in memory.events if event.request]
+    assert requests == [("decode.registration_queued", "r"), ("prefill.staged", "s")]
+
+
+def test_a_worker_whose_scheduler_does_not_trace_still_shows_requests(
+    memory: doubles.Memory, connector: doubles.Connector
+) -> None:
+    worker(memory, connector)
+    connector.bind_connector_metadata(doubles.metadata(reqs_to_recv={"r": doubles.meta()}))
+    connector.start_load_kv("context")
+    connector.clear_connector_metadata()
+
+    assert memory.names == ["decode.load_started"]
+
+
+# Leases ------------------------------------------------------------------------------------------
+
+
+def held(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch, now: int = 1_000) -> tuple[Holdings, list[int]]:
+    """Return holdings with a lease on request r that ends at 2 s, and the clock, in ns."""
+    clock = [now]
+    monkeypatch.setattr("instrumented_connectors.holdings.now_ns", lambda: clock[0])
+    holdings = Holdings(memory, 1, extension_ns=3_000_000_000)
+    step = doubles.metadata(reqs_in_batch={"r"}, reqs_to_send={"r": 102.0}, scheduler_clock=100.0)
+    holdings.take(step)
+    holdings.lease(step)
+    return holdings, clock
+
+
+def test_a_lease_that_nobody_reads_expires(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings, clock = held(memory, monkeypatch)
+    clock[0] = 2_000_001_000
+    holdings.settle(doubles.results(sent={"r"}))
+
+    assert memory.of("prefill.lease_started")[0].numbers == (1, 2_000_000_000, 0, 0)
+    assert memory.names == ["prefill.lease_started", "prefill.lease_expired"]
+
+
+def test_a_lease_that_was_read_ends_without_expiring(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings, clock = held(memory, monkeypatch)
+    holdings.notified("r", "2")
+    holdings.notified("r", "2")
+    clock[0] = 9_000_000_000
+    holdings.settle(doubles.results(sent={"r"}))
+    holdings.notified("r", "1")
+
+    assert memory.names[1:] == ["transfer.notified", "transfer.notified", "notification.orphaned"]
+
+
+def test_a_heartbeat_extends_the_leases_that_it_names(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    holdings, clock = held(memory, monkeypatch)
+    holdings.extend("s,r")
+    clock[0] = 2_500_000_000
+    holdings.settle(doubles.results(sent={"r"}))
+
+    assert memory.names == ["prefill.lease_started", "prefill.lease_extended"]
+
+
+# Device ------------------------------------------------------------------------------------------
+
+
+class Device:
+    """A device whose events pass at times that the test sets; its clock runs 7 s behind the host's."""
+
+    def __init__(self) -> None:
+        self.host_ns = 1_000_000_000
+        self.work_ends_ns = 0
+        self.waited = False
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: object = None) -> None:
+                self.at_ns = device.host_ns + 20_000 if stream else max(device.work_ends_ns, device.host_ns)
+
+            def query(self) -> bool:
+                return device.now() >= self.at_ns
+
+            def synchronize(self) -> None:
+                device.waited = True
+
+            def elapsed_time(self, other: Any) -> float:
+                return (other.at_ns - self.at_ns) / 1e6
+
+        self.Event = Event
+        self.Stream = object
+
+    def now(self) -> int:
+        self.host_ns += 1_000
+        return self.host_ns
+
+
+def test_a_forward_on_a_device_is_stamped_when_it_ended_not_when_it_was_launched() -> None:
+    device = Device()
+    clock = DeviceClock(device, device.now)
+    device.work_ends_ns = device.host_ns + 30_000_000
+    clock.mark(1)
+    assert list(clock.passed()) == []
+
+    device.host_ns += 40_000_000
+    [(step, passed_ns)] = clock.passed()
+    assert step == 1
+    assert abs(passed_ns - device.work_ends_ns) < 20_000
+    assert not device.waited
+
+
+def test_a_mark_is_never_placed_before_it_was_made_or_after_it_was_seen() -> None:
+    device = Device()
+    clock = DeviceClock(device, device.now)
+    clock.mark(1)
+    recorded_ns = device.host_ns
+    [(_, passed_ns)] = clock.passed()
+
+    assert recorded_ns - 1_000 <= passed_ns <= device.host_ns
+
+
+def test_a_worker_on_a_device_emits_the_forward_later(memory: doubles.Memory, connector: doubles.Connector) -> None:
+    device = Device()
+    worker(memory, connector, device_clock=DeviceClock(device, device.now))
+    device.work_ends_ns = device.host_ns + 5_000_000
+    stepped(connector, 7, SECOND_RUNNER)
+    assert memory.names == ["step.started", "step.connected"]
+
+    device.host_ns += 10_000_000
+    stepped(connector, 8, SECOND_RUNNER)
+    forwarded = memory.of("step.forwarded")[0]
+    assert forwarded.numbers == (7, 1, 1, 0)
+    assert abs(forwarded.t_ns - device.work_ends_ns) < 20_000
