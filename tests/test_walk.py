@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from kvtrace import assemble, attribution, critical_path, stages
+from kvtrace import assemble, attribution, critical_path, schema, stages
 from kvtrace.analyze import load_events, load_processes
 from kvtrace.model import Attribution, Event
+from kvtrace.schema import walk
 from kvtrace.schema.walk import answers
 from kvtrace.store import Store
 from kvtrace.testing import Fleet, fill
@@ -137,6 +138,20 @@ def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:
         fill(store, Fleet(1_500, seed=3, odd_share=0.2, http=True))
 
         assert compare(store) >= 0.95
+
+
+def test_the_views_are_what_they_say(many: Store) -> None:
+    """They are made in a store of requests, and their commented columns are those that DuckDB reports."""
+    for view in walk.views():
+        many.execute(schema.view_ddl(view))
+        real = many.rows(f"DESCRIBE {view.name}")
+        commented = many.rows(
+            "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = $name ORDER BY column_index",
+            {"name": view.name},
+        )
+
+        assert [(c.name, c.sql_type) for c in view.columns] == [(r["column_name"], r["column_type"]) for r in real]
+        assert [(c.name, c.doc) for c in view.columns] == [(r["column_name"], r["comment"]) for r in commented]
 
 
 def test_a_fleet_is_the_same_every_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,12 +109,15 @@ def _whole_ids(trace: Trace, name: str) -> Trace:
 
 
 def _renumbered(made: Scene, trace: Trace) -> list[Event]:
-    """Return the events with the scene's processes, a transfer number a request, and times that are not round."""
-    number = made.rng.randrange(10**9)
+    """Return the events with the scene's processes, a transfer number a request, and times that are not round.
+
+    What was stamped once for several points, as a step and who is in it, remains at one moment.
+    """
+    number, strayed = made.rng.randrange(10**9), defaultdict[int, int](lambda: made.rng.randrange(1000))
     return [
         event._replace(
             process=event.process + made.first_process,
-            t_ns=event.t_ns + made.rng.randrange(1000),
+            t_ns=event.t_ns + strayed[event.t_ns],
             a=number if event.stage.startswith("transfer.") and event.a == 7 else event.a,
         )
         for event in trace.events

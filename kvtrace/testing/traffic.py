@@ -132,6 +132,7 @@ class _Made:
         last = first + 2 * chunks
         begun = self.grid.times(PREFILL, self.pair, first)[0]
         self.add(stages.PREFILL_CONSIDERED, begun - 40 * _US, self.prefill, "p")
+        self.add(stages.PREFILL_ALLOCATED, begun - 30 * _US, self.prefill, "p", None, 38)
         own = np.where(chunks, _PROMPT // 2, _PROMPT)
         self.add(stages.PREFILL_SCHEDULED, begun, self.prefill, "p", None, first, own, 0, _PROMPT)
         again = self.grid.times(PREFILL, self.pair, last)

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 
 from kvtrace import stages
 from kvtrace.schema.shape import text
-from kvtrace.schema.walk import gather, long, parts, path, points
+from kvtrace.schema.walk import gather, long, pairs, parts, path, points
 from kvtrace.schema.walk.parts import Part
 from kvtrace.schema.walk.plan import NUMBER
 
-_KEPT = ("p", "d", "f", "proc", "made", "emitting", "r", "o", "l0", "l2", "pieces", "j", "known", "awake", "s0", "s2")
+_KEPT = (
+    "p", "d", "f", "proc", "made", "again", "emitting", "others", "r", "o", "l0", "l2", "pieces", "j", "known", "awake",
+    "s0", "s2",
+)  # fmt: skip
 
 
 def chain(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     """Return all CTEs from events to `v`, in order."""
     return [
-        *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *points.requests(),
-        *points.surroundings(), *points.placed(), *path.walked(edges), *parts.divided(),
+        *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *points.looked(),
+        *points.requests(), *pairs.surroundings(), *points.placed(), *path.walked(edges), *parts.divided(),
     ]  # fmt: skip
 
 
@@ -70,7 +73,7 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
         return total([part for part in found if part.cause.kind in kinds])
 
     begun = "greatest(transfer_matched, decode_load_started, 0)"
-    noticed = f"least(decode_reported, decode_ready, {points.NEVER_NS})"
+    noticed = f"least(decode_reported, decode_ready, {pairs.NEVER_NS})"
     unseen = total(
         [part for part in found if part.cause is stages.UNKNOWN],
         f"least({{end}}, {noticed}) - greatest({{start}}, {begun})",

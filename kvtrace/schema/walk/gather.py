@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kvtrace import stages
+from kvtrace.evidence import AT_ONCE_NS
 from kvtrace.legs import PREFIXES
 from kvtrace.schema.shape import text
 
@@ -72,7 +73,8 @@ def processes() -> list[tuple[str, str]]:
             "stated",
             """SELECT process, coalesce(host, '') || '/' || coalesce(domain, '') AS place, pid, parent_pid,
     coalesce(offset_ns, 0) AS offset_ns, coalesce(map_extract(facts, 'engine_id')[1], '') AS engine_id,
-    coalesce(map_extract(facts, 'imported')[1], '') AS imported
+    coalesce(map_extract(facts, 'imported')[1], '') AS imported,
+    coalesce(TRY_CAST(map_extract(facts, 'tp_size')[1] AS INTEGER), 1) AS ranks
   FROM process""",
         ),
         (
@@ -96,12 +98,17 @@ def processes() -> list[tuple[str, str]]:
     bool_or(is_d) OVER w OR NOT bool_or(is_p) OVER w AS has_d
   FROM emitting WINDOW w AS (PARTITION BY key)""",
         ),
-        ("naming", "SELECT eno, min(engine) AS engine FROM proc GROUP BY eno"),
+        ("naming", "SELECT eno, min(engine) AS engine, max(ranks) AS ranks FROM proc GROUP BY eno"),
     ]
 
 
 def steps() -> list[tuple[str, str]]:
-    """Return the CTEs of all engines' steps, each beside its neighbours in order of making up."""
+    """Return the CTEs of all engines' steps, each beside its neighbours in order of making up.
+
+    A number that is made up again, as by an engine's next process, is another step, and what comes then is of that.
+    """
+    own = f"FROM event JOIN proc AS p USING (process) WHERE {among(*_STEP)}"
+    order = "PARTITION BY eno, a ORDER BY t_ns, stage::VARCHAR, process ROWS UNBOUNDED PRECEDING"
     near = ", ".join(
         f"{function}({name}, {by}) OVER w AS {prefix}{by}_{short}"
         for function, prefix in (("lag", "b"), ("lead", "a"))
@@ -110,8 +117,19 @@ def steps() -> list[tuple[str, str]]:
     )
     return [
         (
+            "again",
+            f"SELECT p.eno, a FROM event JOIN proc AS p USING (process) WHERE {among(stages.STEP_SCHEDULED)} "
+            "GROUP BY p.eno, a HAVING count(*) > 1",
+        ),
+        (
+            "turned",
+            f"""SELECT *, 0 AS turn FROM (SELECT event.*, p.eno {own}) ANTI JOIN again USING (eno, a)
+  UNION ALL SELECT *, greatest(0, {take("count(*)", stages.STEP_SCHEDULED)} OVER ({order}) - 1) AS turn
+  FROM (SELECT event.*, p.eno {own}) SEMI JOIN again USING (eno, a)""",
+        ),
+        (
             "stamped",
-            f"""SELECT p.eno, a AS step, coalesce({take("min(t_ns)", stages.STEP_SCHEDULED)}, min(t_ns)) AS sched,
+            f"""SELECT eno, a AS step, coalesce({take("min(t_ns)", stages.STEP_SCHEDULED)}, min(t_ns)) AS sched,
     coalesce({take("min(t_ns)", stages.STEP_STARTED)}, 0) AS started,
     coalesce({take("max(t_ns)", stages.STEP_FORWARDED)}, 0) AS forwarded,
     coalesce({take("max(t_ns)", stages.STEP_CONNECTED)}, 0) AS connected,
@@ -119,7 +137,7 @@ def steps() -> list[tuple[str, str]]:
     coalesce({take("max(c)", stages.STEP_CONNECTED)}, 0) AS connector,
     coalesce({take("arg_max(d, c)", stages.STEP_CONNECTED)}, 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens
-  FROM event JOIN proc AS p USING (process) WHERE {among(*_STEP)} GROUP BY p.eno, a""",
+  FROM turned GROUP BY eno, a, turn""",
         ),
         (
             "made",
@@ -146,14 +164,17 @@ def _transfers() -> str:
     )  # fmt: skip
     return f"""{take("count(*)", *_TRANSFER)} AS x_n, {take("min(a)", *_TRANSFER)} AS x_a0,
     {take("max(a)", *_TRANSFER)} AS x_a1, {take("min(process)", *_TRANSFER)} AS x_p0,
-    {take("max(process)", *_TRANSFER)} AS x_p1, {points},
+    {take("max(process)", *_TRANSFER)} AS x_p1, {take("max(c)", stages.PREPARED)} AS x_rank,
+    {take('min("ref")', stages.PREPARED, but=_SAID)} AS x_ref0, {take('max("ref")', stages.PREPARED)} AS x_ref1,
+    {points},
     {take("arg_max(b, t_ns)", stages.POST_ENDED)} AS x_bytes,
     {take("arg_max(d, t_ns)", stages.POST_ENDED)} AS x_at_post,
     {take("max(t_ns)", stages.PROBED)} AS x_probed, {take("count(*)", stages.TRANSFER_FAILED)} AS x_failed_n,
     {take("min(t_ns)", stages.TRANSFER_FAILED)} AS x_failed,
     {take("max(b)", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
     {spread("told", stages.NOTIFIED)}, {take("min(process)", stages.NOTIFIED)} AS told_p0,
-    {take("max(process)", stages.NOTIFIED)} AS told_p1,
+    {take("max(process)", stages.NOTIFIED)} AS told_p1, {take("min(a)", stages.NOTIFIED)} AS told_a0,
+    {take("max(a)", stages.NOTIFIED)} AS told_a1,
     {take("count(*)", stages.TRANSFER_BEGUN, stages.HANDED_OVER)} AS begun_n"""
 
 
@@ -169,26 +190,41 @@ def _leg(side: str, own: tuple[stages.Stage, ...], columns: str, also: str = "")
     return f"SELECT row_number() OVER () AS k, * FROM ({_base(inner)})"
 
 
+def _looked(considered: stages.Stage, allocated: stages.Stage) -> str:
+    """Return the columns of a scheduler's looks at a leg, and whether one of them can have been in vain."""
+    look, given = take("min(t_ns)", considered), take("min(t_ns)", allocated)
+    at_once = f"{take('count(*)', considered)} = 1 AND {given} BETWEEN {look} AND {look} + {AT_ONCE_NS}"
+    return (
+        f"{look} AS look, {given} AS allocated, "
+        f"{look} IS NOT NULL AND ({at_once} AND min(key) = max(key) AND NOT bool_or(has_p AND has_d)) IS NOT TRUE "
+        "AS vain"
+    )
+
+
 def legs() -> list[tuple[str, str]]:
     """Return the CTEs `p` and `d`: one row a leg, its points as columns."""
     s = stages
     waiting = (s.PREFILL_STAGED, s.SENDER_PICKED, s.MATCHED)
     of_p = f"""{take("min(t_ns)", s.PREFILL_ENQUEUED)} AS enq, {take("max(t_ns)", s.PREFILL_ENQUEUED)} AS enq_mx,
-    {take("min(t_ns)", s.PREFILL_CONSIDERED)} AS look, {take("count(*)", s.PREFILL_SCHEDULED)} AS own_sched_n,
-    {take("max(a)", s.PREFILL_SCHEDULED)} AS own_step, {take("max(c)", s.PREFILL_SCHEDULED)} AS own_c,
+    {_looked(s.PREFILL_CONSIDERED, s.PREFILL_ALLOCATED)}, {take("count(*)", s.PREFILL_SCHEDULED)} AS own_sched_n,
+    {take("max(a)", s.PREFILL_SCHEDULED)} AS own_step, {take("max(t_ns)", s.PREFILL_SCHEDULED)} AS own_at,
+    {take("max(c)", s.PREFILL_SCHEDULED)} AS own_c,
     {take("max(d)", s.PREFILL_SCHEDULED)} AS own_d, {take("max(t_ns)", s.PREFILL_FINISHED)} AS finished,
     {spread("staged", s.PREFILL_STAGED)}, {spread("picked", s.SENDER_PICKED)}, {spread("matched", s.MATCHED)},
     {take("min(process)", *waiting)} AS w_p0, {take("max(process)", *waiting)} AS w_p1,
     {take('min("ref")', s.MATCHED)} AS ref0, {take('max("ref")', s.MATCHED)} AS ref1"""
     of_d = f"""{take("min(t_ns)", s.DECODE_ENQUEUED)} AS enq, {take("max(t_ns)", s.DECODE_ENQUEUED)} AS enq_mx,
     {first("c", s.DECODE_ENQUEUED)} AS remote, {first('"ref"', s.DECODE_ENQUEUED)} AS ref0,
-    {take("min(t_ns)", s.DECODE_CONSIDERED)} AS look, {take("min(t_ns)", s.DECODE_ALLOCATED)} AS allocated,
+    {_looked(s.DECODE_CONSIDERED, s.DECODE_ALLOCATED)},
     {take("max(t_ns)", s.REGISTRATION_QUEUED)} AS queued, {take("max(t_ns)", s.REGISTRATION_SENT)} AS sent,
+    {take("min(process)", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p0,
+    {take("max(process)", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p1,
     {spread("loading", s.LOAD_STARTED)}, {take("min(process)", s.LOAD_STARTED)} AS loading_p0,
     {take("max(process)", s.LOAD_STARTED)} AS loading_p1, {spread("reported", s.REPORTED)},
     {take("min(process)", s.REPORTED)} AS reported_p0, {take("max(process)", s.REPORTED)} AS reported_p1,
     {spread("ready", s.READY)}, {take("min(t_ns)", s.LOAD_FAILED)} AS load_failed,
     {take("count(*)", s.DECODE_SCHEDULED)} AS own_sched_n, {take("max(a)", s.DECODE_SCHEDULED)} AS own_step,
+    {take("max(t_ns)", s.DECODE_SCHEDULED)} AS own_at,
     {take("max(b)", s.DECODE_SCHEDULED)} AS own_b, {take("max(c)", s.DECODE_SCHEDULED)} AS own_c,
     {take("max(d)", s.DECODE_SCHEDULED)} AS own_d, {spread("received", s.REGISTRATION_RECEIVED)},
     {take("max(process)", s.REGISTRATION_RECEIVED)} AS received_p1,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from kvtrace import stages
 from kvtrace.critical_path import JOIN_NS
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
+from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
-from kvtrace.schema.walk.points import NEVER_NS
 
 _PLAIN = ("", "handshake")
 

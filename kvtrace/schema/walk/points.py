@@ -7,14 +7,10 @@ the reference walk answers for it.
 
 from __future__ import annotations
 
+from kvtrace import stages
+from kvtrace.schema.walk.gather import among
+from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import column
-
-# Later than anything recorded, and twice as much is still a BIGINT.
-NEVER_NS = 4_000_000_000_000_000_000
-
-
-# Of such a request it is not even known whose engines they were.
-_APART = "'imported points', 'ids that lead to other requests', 'engines that are both sides'"
 
 
 def latest(name: str, limit: str) -> str:
@@ -80,16 +76,38 @@ def joined() -> list[tuple[str, str]]:
 
 _X = (
     "n", "a0", "a1", "p0", "p1", "prepared_mn", "prepared_mx", "started_mn", "started_mx", "ended_mn", "ended_mx",
-    "done_mn", "done_mx", "bytes", "at_post", "probed", "failed_n", "failed", "pending",
+    "done_mn", "done_mx", "rank", "ref0", "ref1", "bytes", "at_post", "probed", "failed_n", "failed", "pending",
 )  # fmt: skip
+
+
+def looked() -> list[tuple[str, str]]:
+    """Return the CTEs up to `others`: when, behind each leg, its scheduler first looked at anybody perhaps in vain."""
+    looks = " UNION ALL ".join(
+        "SELECT eno, t_ns FROM (SELECT p.eno, e.t_ns, e.request FROM event AS e JOIN proc AS p USING (process) "
+        f"WHERE {among(stage)}) SEMI JOIN (FROM {side} WHERE vain) USING (request)"
+        for side, stage in (("p", stages.PREFILL_CONSIDERED), ("d", stages.DECODE_CONSIDERED))
+    )
+    waiting = " UNION ALL ".join(f"SELECT '{side}' AS side, k, eno, enq, allocated FROM {side}" for side in "pd")
+    return [
+        ("looks", looks),
+        (
+            "others",
+            f"SELECT side, w.k, v.t_ns AS look FROM ({waiting}) AS w ASOF JOIN looks AS v "
+            "ON v.eno = w.eno AND v.t_ns >= w.enq WHERE (v.t_ns < w.allocated) IS NOT FALSE",
+        ),
+    ]
 
 
 def requests() -> list[tuple[str, str]]:
     """Return the CTEs up to `r`: mode, the one transfer, whatever is unusual, the steps of its own."""
+    alike = (
+        "mode = 'push' AND coalesce(nd.ranks > 1 AND np.ranks = nd.ranks "
+        "AND coalesce(x_rank, 0) BETWEEN 0 AND nd.ranks - 1, false)"
+    )
     one_x = ", ".join(f"CASE WHEN p_x_n > 0 THEN p_x_{name} ELSE d_x_{name} END AS x_{name}" for name in _X)
     told = ", ".join(
         f"CASE WHEN p_told_n > 0 THEN p_told_{name} ELSE d_told_{name} END AS told_{name}"
-        for name in ("n", "mn", "mx", "p0", "p1")
+        for name in ("n", "mn", "mx", "p0", "p1", "a0", "a1")
     )
     return [
         (
@@ -109,15 +127,18 @@ def requests() -> list[tuple[str, str]]:
         ),
         (
             "owned",
-            f"""SELECT m.*, {_step_columns("p")}, {_step_columns("d")}, q.offset_ns AS x_offset,
+            f"""SELECT m.* REPLACE (least(m.p_look, ap.look) AS p_look, least(m.d_look, ad.look) AS d_look),
+    {alike} AS alike, {_step_columns("p")}, {_step_columns("d")}, q.offset_ns AS x_offset,
     tp.eno IS NOT NULL AS p_has_steps, da.over AS da_over, da.tokens AS da_tokens, da.b1_over AS da_b1_over,
     da.b1_tokens AS da_b1_tokens, CASE WHEN da.sched IS NULL THEN td.begun ELSE da.a1_sched END AS da_next,
     coalesce(np.engine, '') AS p_engine, coalesce(nd.engine, '') AS d_engine,
-    coalesce(tp.tied, false) OR coalesce(td.tied, false) AS tied, {_unusual()} AS why
+    coalesce(tp.tied, false) OR coalesce(td.tied, false) AS tied, {_unusual(alike)} AS why
   FROM moded AS m
-    LEFT JOIN made AS sp ON m.p_own_sched_n = 1 AND sp.eno = m.pe AND sp.step = m.p_own_step
-    LEFT JOIN made AS sd ON m.d_own_sched_n = 1 AND sd.eno = m.de AND sd.step = m.d_own_step
+    LEFT JOIN made AS sp ON m.p_own_sched_n = 1 AND sp.eno = m.pe AND sp.step = m.p_own_step AND sp.sched = m.p_own_at
+    LEFT JOIN made AS sd ON m.d_own_sched_n = 1 AND sd.eno = m.de AND sd.step = m.d_own_step AND sd.sched = m.d_own_at
     LEFT JOIN proc AS q ON q.process = m.x_p0
+    LEFT JOIN (SELECT * FROM others WHERE side = 'p') AS ap ON ap.k = m.p_k
+    LEFT JOIN (SELECT * FROM others WHERE side = 'd') AS ad ON ad.k = m.d_k
     LEFT JOIN da ON da.k = m.d_k LEFT JOIN naming AS np ON np.eno = m.pe LEFT JOIN naming AS nd ON nd.eno = m.de
     LEFT JOIN engine_steps AS tp ON tp.eno = m.pe LEFT JOIN engine_steps AS td ON td.eno = m.de
     LEFT JOIN (SELECT DISTINCT base FROM twice) AS w ON w.base = m.base
@@ -135,9 +156,12 @@ def _step_columns(side: str) -> str:
     return ", ".join(f"s{side}.{name} AS {side}s_{name}" for name in names)
 
 
-def _unusual() -> str:
-    """Return SQL for what keeps a request from being walked here; the first reason counts."""
-    return """CASE
+def _unusual(alike: str) -> str:
+    """Return SQL for what keeps a request from being walked here; the first reason counts.
+
+    `alike` is the condition that each rank of P writes to its like on D, so that each write has its own notification.
+    """
+    return f"""CASE
       WHEN EXISTS (FROM proc WHERE imported <> '' AND engine = '') OR m.f_has_client OR m.p_begun_n > 0
         OR m.d_begun_n > 0
         THEN 'imported points'
@@ -146,7 +170,9 @@ def _unusual() -> str:
       WHEN p_k0 <> p_k1 OR d_k0 <> d_k1 OR p_mixed OR d_mixed OR (has_p AND p_own_n = 0)
         THEN 'engines that are both sides'
       WHEN w.base IS NOT NULL OR p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
-      WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR (p_x_n > 0 AND d_x_n > 0) THEN 'several transfers'
+      WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR (p_x_n > 0 AND d_x_n > 0)
+        OR (mode = 'push' AND d_enq IS NOT NULL AND x_ref1 <> '' AND (x_ref0 <> x_ref1 OR x_ref1 <> d_request))
+        OR ({alike} AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
       WHEN c.client IS NOT NULL THEN 'several attempts'
       WHEN f_p_http_n > 1 OR f_d_http_n > 1 OR f_p_asked <= f_p_http OR f_d_asked <= f_d_http THEN 'several exchanges'
       WHEN p_own_sched_n > 1 OR d_own_sched_n > 1 THEN 'several steps of its own'
@@ -173,58 +199,6 @@ def _settled() -> str:
     CASE WHEN has_read THEN d_received_mx END AS received_mx"""
 
 
-def surroundings() -> list[tuple[str, str]]:
-    """Return what requests share: pairs' fastest transfers and least message times, and what is not sure about them."""
-    return [
-        (
-            "awake",
-            f"""SELECT process, eno, t_ns AS since, coalesce(slept, {NEVER_NS}) AS until,
-    row_number() OVER (PARTITION BY process ORDER BY t_ns) AS place
-  FROM (SELECT process, eno, t_ns, stage, lead(stage) OVER w AS after, lead(t_ns) OVER w AS slept
-    FROM event JOIN proc USING (process) WHERE stage IN ('sender.woke', 'sender.slept')
-    WINDOW w AS (PARTITION BY process ORDER BY t_ns, stage::VARCHAR))
-  WHERE stage = 'sender.woke' AND (after IS NULL OR after = 'sender.slept')""",
-        ),
-        (
-            "known",
-            f"SELECT * FROM r WHERE why IS NULL OR why NOT IN ({_APART}, 'several legs', 'several transfers')",
-        ),
-        (
-            "fast",
-            """SELECT pe, de, x_size, min(greatest(0, seen_ns - x_started_mx)) AS fastest FROM known
-  WHERE has_x AND seen_ns IS NOT NULL GROUP BY pe, de, x_size""",
-        ),
-        (
-            "messages",
-            """SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
-  FROM (SELECT pe, de, received_mx, d_sent, d_reader AS process FROM known
-    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
-    ASOF LEFT JOIN awake AS a ON a.process = m.process AND a.since <= m.received_mx
-  WHERE a.since IS NULL OR a.since <= m.d_sent GROUP BY m.pe, m.de""",
-        ),
-        (
-            "unsure",
-            f"""SELECT pe, de, anywhere, min(fast_low) AS fast_low, min(message_low) AS message_low FROM (SELECT
-      unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de,
-      why IN ({_APART}) AS anywhere,
-      CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
-        CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
-        least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
-          - greatest(p_x_started_mx, d_x_started_mx) END END AS fast_low,
-      d_received_mn - d_sent AS message_low
-    FROM r ANTI JOIN known USING (base)) GROUP BY pe, de, anywhere""",
-        ),
-        (
-            "meetings",
-            f"""SELECT eno, "ref" AS peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref", process,
-      min(t_ns) AS since, CASE WHEN max(t_ns) FILTER (stage = 'handshake.started')
-        >= coalesce(max(t_ns) FILTER (stage = 'handshake.ended'), 0) THEN {NEVER_NS} ELSE max(t_ns) END AS until
-    FROM event JOIN proc AS p USING (process) WHERE stage IN ('handshake.started', 'handshake.ended')
-    GROUP BY p.eno, "ref", process) GROUP BY ALL""",
-        ),
-    ]
-
-
 def placed() -> list[tuple[str, str]]:
     """Return the CTEs `b` and `g`: the transfer's bracket, and every point of the graph as a column."""
     narrow = {
@@ -241,6 +215,9 @@ def placed() -> list[tuple[str, str]]:
       WHEN (f_sent_p_n > 2 AND router_prefill_sent IS NULL) OR (f_sent_d_n > 2 AND router_decode_sent IS NULL)
         OR (d_ready_n > 2 AND decode_ready IS NULL) THEN 'many of one point'
       WHEN has_x AND ((mode = 'push' AND p_w_p0 <> p_w_p1 AND (p_staged_n > 1 OR p_picked_n > 1 OR p_matched_n > 1))
+        OR (d_reported_n > 0 AND CASE WHEN mode <> 'push' THEN d_reported_p0 <> x_p0 OR d_reported_p1 <> x_p0
+          ELSE alike AND told_n > 0 AND (d_reported_p0 <> told_p0 OR d_reported_p1 <> told_p0) END)
+        OR (alike AND told_n > 0 AND d_sent_p0 <> d_sent_p1)
         OR (mode <> 'push' AND d_loading_n > 1 AND d_loading_p0 <> d_loading_p1)
         OR (mode = 'push' AND received_n > 1 AND d_received_p0 <> d_received_p1)) THEN 'several ranks'
       END AS why
