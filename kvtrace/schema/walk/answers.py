@@ -118,7 +118,7 @@ _LONG_SUM = f"""SELECT p.k, coalesce(sum(stop - since) FILTER (cause IN {_QUEUES
 
 _WHOLE = """SELECT base, f_client, mode, p_engine, d_engine, begin_ns,
     CASE WHEN n0 IS NOT NULL THEN token_ns END AS first_ns,
-    CASE WHEN reason IS NOT NULL THEN reason WHEN blocked.k IS NOT NULL THEN 'blocks' END AS reason,
+    CASE WHEN reason IS NOT NULL THEN reason ELSE blocked.why END AS reason,
     by_router, run_ns, o.queue_ns + coalesce(l.queue_ns, 0) AS queue_ns,
     o.coordination_ns + coalesce(l.coordination_ns, 0) AS coordination_ns, transfer_ns,
     o.unattributed_ns + coalesce(l.unattributed_ns, 0) AS unattributed_ns,

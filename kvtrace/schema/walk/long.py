@@ -6,6 +6,9 @@ from __future__ import annotations
 from kvtrace import stages
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 
+BACKWARDS = "a step that ended before it began"
+"""Why a request is declined whose wait has a step in it whose stamps cannot be right."""
+
 _KINDS = (
     # kind, condition, engine, since, until, when its scheduler first looked
     ("prefill", "wp_long", "pe", "s_prefill_begun", "prefill_begun", "p_look"),
@@ -27,7 +30,7 @@ def listed(ready: int) -> str:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Return the CTEs up to `long`: (k, cause, since, until) of every part of those waits, and `blocked`."""
+    """Return the CTEs up to `pieces`: (k, cause, since, until) of every part of those waits; `blocked` says why not."""
     wait = stages.STAGE_WAIT.name
     turn = f"CASE WHEN tokens = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END"
     return [
@@ -67,8 +70,11 @@ def rows() -> list[tuple[str, str]]:
           ELSE side || '.step_boundary' END, 'since': last, 'until': least(until, last + last_turn)}},
       {{'cause': 'unattributed', 'since': least(until, last + last_turn), 'until': until}}]) AS p FROM l4)
   WHERE p.since < p.until"""),
-        ("blocked", """SELECT DISTINCT k FROM (SELECT k FROM l2 WHERE kind <> 'ride' AND look <= sched
-    UNION ALL SELECT k FROM pieces WHERE kind <> 'ride' AND cause = 'unattributed' AND look < until)"""),
+        ("blocked", f"""SELECT k, min(why) AS why FROM (
+      SELECT k, 'blocks' AS why FROM l2 WHERE kind <> 'ride' AND look <= sched
+      UNION ALL SELECT k, 'blocks' FROM pieces WHERE kind <> 'ride' AND cause = 'unattributed' AND look < until
+      UNION ALL SELECT k, '{BACKWARDS}' FROM l2 WHERE stop < sched)
+    GROUP BY k"""),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kvtrace import stages
 from kvtrace.critical_path import JOIN_NS
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
+from kvtrace.schema.walk.long import BACKWARDS
 from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
 
@@ -121,6 +122,7 @@ def _odd() -> str:
       WHEN (wp_u < prefill_begun AND NOT wp_long AND p_look < prefill_begun)
         OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)
         OR (wa_u < decode_allocated AND NOT wa_long AND d_look < decode_allocated) THEN 'blocks'
+      WHEN wr_next AND NOT wr_long AND ps_a1_over < ps_a1_sched THEN '{BACKWARDS}'
       WHEN m_at < m_stop AND (d_enq IS NULL OR m_at < d_enq OR da_next < m_stop OR (m_u < m_stop AND d_look < m_stop))
         THEN 'blocks that a registration waited for'"""
 
