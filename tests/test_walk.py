@@ -19,7 +19,8 @@ from kvtrace.schema import walk
 from kvtrace.schema.walk import answers
 from kvtrace.store import Store
 from kvtrace.testing import Fleet, fill
-from tests.walk_scenes import scene
+from tests.trace import D, P, Trace, ns, pull, push
+from tests.walk_scenes import Scene, processes, scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,9 +34,13 @@ Row = dict[str, Any]
 
 
 def filled(path: Path, scenes: range, requests: int) -> Store:
+    """Return an open store that holds the scenes of these numbers."""
+    return stored(path, [scene(number, requests, SEED) for number in scenes])
+
+
+def stored(path: Path, made: Sequence[Scene]) -> Store:
     """Return an open store that holds these scenes."""
     store = Store.open(path, "write")
-    made = [scene(number, requests, SEED) for number in scenes]
     rows = [row for one in made for row in one.rows]
     store.append("process", pa.Table.from_pylist(rows, schema=store.arrow_schema("process")))
     events = [dict(zip(Event._fields, event, strict=True)) for one in made for event in one.events]
@@ -138,6 +143,66 @@ def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:
         fill(store, Fleet(1_500, seed=3, odd_share=0.2, http=True))
 
         assert compare(store) >= 0.95
+
+
+def _ended_early(name: str) -> Trace:
+    trace = push(name=name)
+    trace.events = [
+        event._replace(t_ns=ns(31.2)) if (event.stage, event.a) == ("step.ended", 2) else event
+        for event in trace.events
+    ]
+    return trace
+
+
+def _held_up(trace: Trace, name: str, at_ms: float, enqueued: stages.Stage, considered: stages.Stage) -> Trace:
+    """Return the hand-off as it waits 20 ms longer in that queue, behind one that is looked at in vain."""
+    held = trace.shifted(at_ms + 0.5, 20)
+    return held.at(at_ms - 0.5, enqueued, name, 9).at(at_ms + 2, considered, name)
+
+
+def _written_for(name: str, other: str) -> Trace:
+    trace = push(name=name)
+    trace.events = [
+        event._replace(ref=other) if event.stage == "transfer.prepared" else event for event in trace.events
+    ]
+    return trace
+
+
+def _one_of_several() -> Iterator[tuple[str, Trace, int, str | None]]:
+    """Yield (name, hand-off, ranks, why it is not walked): one rank, step or look of several is the one that counts."""
+    d = "cmpl-{}-0-bbbbbbbb".format
+    yield "again", push(name="again").step(P, 1, (-30, -29, -20, -19, -18)).step(P, 1, (90, 91, 95, 96, 97)), 1, None
+    yield "begun", push(name="begun").at(90, stages.STEP_SCHEDULED, "", 1, 5, 1, process=P), 1, None
+    yield "own", push(name="own").at(44.5, stages.REPORTED, d("own")), 2, None
+    yield "write", push(name="write").at(44.5, stages.REPORTED, d("write"), 1, process=D + 10), 2, "several ranks"
+    yield "read", pull("read").at(44.5, stages.REPORTED, d("read"), 1, process=D + 10), 2, "several ranks"
+    yield "told", push(name="told").at(41, stages.NOTIFIED, d("told"), 1), 2, "several transfers"
+    yield "others", _written_for("others", d("nobody")), 1, "several transfers"
+    p = _held_up(push(name="p"), "cmpl-q-0-aaaaaaaa", 3, stages.PREFILL_ENQUEUED, stages.PREFILL_CONSIDERED)
+    yield "p", p, 1, "blocks"
+    yield (
+        "d",
+        _held_up(pull("d"), "cmpl-e-0-bbbbbbbb", 36, stages.DECODE_ENQUEUED, stages.DECODE_CONSIDERED),
+        1,
+        "blocks",
+    )
+    yield "early", _ended_early("early"), 1, "a step that ended before it began"
+
+
+def test_what_sql_answers_and_what_it_leaves(tmp_path: Path) -> None:
+    """Where the reference looks at one rank, step or queue of several, SQL does so too or says why it does not."""
+    scenes, wanted = [], {}
+    for number, (name, trace, ranks, unwalked) in enumerate(_one_of_several()):
+        made = Scene(random.Random(0), number, ranks=ranks)
+        made.rows = processes(made)
+        made.events = [event._replace(process=event.process + made.first_process) for event in sorted(trace.events)]
+        scenes.append(made)
+        wanted[name] = unwalked
+    with stored(tmp_path / "several.duckdb", scenes) as store:
+        compare(store)
+        rows = store.rows(answers.requests())
+
+    assert {row["request_id"]: row["unwalked"] for row in rows if row["request_id"] in wanted} == wanted
 
 
 def test_the_views_are_what_they_say(many: Store) -> None:

@@ -36,7 +36,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     """Return a scene in which some points are never recorded and others get lost, doubled and displaced."""
     rng = random.Random(f"{seed}/{number}")
     made = Scene(rng, number, ranks=rng.choice((1, 1, 1, 2)))
-    made.rows = _processes(made)
+    made.rows = processes(made)
     gap_ms = rng.choice((15, 40, 120, 400))
     absent = {
         stage.name for stage in stages.STAGES if rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS
@@ -155,7 +155,8 @@ def _spoil(made: Scene) -> None:
     made.events = kept
 
 
-def _processes(made: Scene) -> list[dict[str, Any]]:
+def processes(made: Scene) -> list[dict[str, Any]]:
+    """Return the rows of table process for a scene."""
     facts: dict[int, dict[str, str]] = {
         1: {"kind": "router"}, 4: {"kind": "api"}, 5: {"kind": "api"},
         2: {"kind": "core", "engine_id": f"p{made.number}"}, 3: {"kind": "core", "engine_id": f"d{made.number}"},
