@@ -78,9 +78,10 @@ test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines 
 test-fast: setup ## tests without engines
 	@$(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
 
-bench: setup ## what tracing costs: emit, ingest, checking blocks, serving
+bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving
 	@$(BIN)/python -m tests.bench_emit
 	@$(BIN)/python -m tests.bench_ingest
+	@$(BIN)/python -m tests.bench_attribution
 	@$(BIN)/python -m tests.bench_checks
 	@$(BIN)/python -m tests.bench_serving
 

@@ -104,8 +104,8 @@ _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name
 _CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
 QUEUE_STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
 """The stages that say whom a scheduler looked at, and whether it gave blocks."""
-# A look and the blocks that it leads to are parts of one call of the scheduler.
-_AT_ONCE_NS = 1_000_000
+AT_ONCE_NS = 1_000_000
+"""A look and the blocks that it leads to are parts of one call of the scheduler, in ns."""
 
 
 def step_end_ns(step: Step) -> int:
@@ -204,7 +204,7 @@ def _vain(seen: list[Event]) -> Iterable[Look]:
             enqueued_ns = event.t_ns
         elif event.stage in _CONSIDERED and enqueued_ns is not None:
             after = seen[position + 1] if position + 1 < len(seen) else None
-            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > _AT_ONCE_NS
+            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > AT_ONCE_NS
             if is_vain:
                 yield Look(event.t_ns, enqueued_ns)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from kvtrace import stages
 from kvtrace.model import Event, Process
 
-_PREFIXES = "cmpl|chatcmpl|resp|embd|score|rerank|pool|classify"
+PREFIXES = "cmpl|chatcmpl|resp|embd|score|rerank|pool|classify"
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _INDEX_SUFFIX = re.compile(r"-(\d+)$")
-_PREFIX = re.compile(rf"^(?:{_PREFIXES})-")
-_CHILD = re.compile(rf"^\d+_(?=(?:{_PREFIXES})-)")
+_PREFIX = re.compile(rf"^(?:{PREFIXES})-")
+_CHILD = re.compile(rf"^\d+_(?=(?:{PREFIXES})-)")
 CLIENT = "client."
 CANCELLED = "cancelled"  # the reason of a client that gave up on purpose
 FRONT = (CLIENT, "router.")

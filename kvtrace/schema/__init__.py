@@ -24,6 +24,7 @@ __all__ = [
     "ddl",
     "quoted",
     "text",
+    "view_ddl",
 ]
 
 SCHEMA_VERSION = 4
@@ -44,7 +45,7 @@ def ddl() -> str:
     names = ",\n  ".join(text(stage.name) for stage in stages.STAGES)
     parts = [f"CREATE TYPE stage AS ENUM (\n  {names}\n);"]
     parts += [_table_ddl(table) for table in TABLES]
-    parts += [_view_ddl(view) for view in VIEWS]
+    parts += [view_ddl(view) for view in VIEWS]
     return "\n\n".join(parts) + "\n"
 
 
@@ -53,7 +54,8 @@ def _table_ddl(table: Table) -> str:
     return f"CREATE TABLE {table.name} (\n  {columns}\n);\n" + _comments("TABLE", table.name, table.doc, table.columns)
 
 
-def _view_ddl(view: View) -> str:
+def view_ddl(view: View) -> str:
+    """Return the statements that create a view with its comments."""
     return f"CREATE VIEW {view.name} AS\n{view.sql};\n" + _comments("VIEW", view.name, view.doc, view.columns)
 
 

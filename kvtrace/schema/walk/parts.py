@@ -1,0 +1,208 @@
+"""How a wait divides, in SQL: by one step or none in columns, by many in rows (`long`). The reference is `division`.
+
+A part is a cause with the condition, begin and end of its stretch, as SQL over the columns of one request.
+"""
+# ruff: noqa: S608 -- every part is a constant of this package
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvtrace import stages
+from kvtrace.critical_path import JOIN_NS
+from kvtrace.division import EMPTY_TURN_NS, TURN_NS
+from kvtrace.schema.walk.long import BACKWARDS
+from kvtrace.schema.walk.pairs import NEVER_NS
+from kvtrace.schema.walk.plan import NUMBER, column, nodes
+
+_PLAIN = ("", "handshake")
+
+
+class Part(NamedTuple):
+    """A stretch of the path in columns: it counts where `when` holds and it begins before it ends."""
+
+    cause: stages.Cause
+    when: str
+    start: str
+    end: str
+
+
+def _waits(after: stages.Stage, *before: stages.Stage) -> str:
+    """Return the condition that the path waits for `after` since one of those."""
+    return f"q_{column(after.name)} IN ({', '.join(str(NUMBER[one.name]) for one in before)})"
+
+
+def _turn(tokens: str) -> str:
+    """Return how long the scheduler's own turn may take behind a step, or behind none (NULL)."""
+    return f"CASE WHEN {tokens} = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END"
+
+
+def _until(start: str, end: str, near: tuple[str, str, str, str]) -> str:
+    """Return until when a wait with one step or none is the step's and the turn's; the rest is nobody's.
+
+    `near` are the end and the tokens of the last step made up by `start`, and of the one before it.
+    """
+    over, tokens, earlier, earlier_tokens = near
+    return (
+        f"least({end}, CASE WHEN {start} < {over} THEN least({over}, {end}) + {_turn(tokens)} "
+        f"WHEN {start} < {earlier} THEN least({earlier}, {end}) + {_turn(earlier_tokens)} ELSE {start} + {TURN_NS} END)"
+    )
+
+
+_P_NEAR = ("ps_b1_over", "ps_b1_tokens", "ps_b2_over", "ps_b2_tokens")
+_D_NEAR = ("ds_b1_over", "ds_b1_tokens", "ds_b2_over", "ds_b2_tokens")
+_A_NEAR = ("da_over", "da_tokens", "da_b1_over", "da_b1_tokens")
+_R_NEAR = ("ps_over", "ps_tokens", "ps_b1_over", "ps_b1_tokens")
+
+
+def divided() -> list[tuple[str, str]]:
+    """Return the CTEs `h` and `v`: where each wait divides, which have many steps in them, what cannot be told."""
+    s = stages
+    on_p, on_a = _waits(s.PREFILL_BEGUN, s.PREFILL_ENQUEUED), _waits(s.DECODE_ALLOCATED, s.DECODE_ENQUEUED)
+    on_d = _waits(s.DECODE_BEGUN, s.READY, s.LOAD_FAILED, s.DECODE_ENQUEUED)
+    on_r = f"{_waits(s.PREFILL_STAGED, s.PREFILL_FINISHED)} AND p_has_steps"
+    on_m = _waits(s.MATCHED, s.SENDER_PICKED, s.PREFILL_STAGED)
+    sd, sp, sr, sm = "s_decode_begun", "s_prefill_begun", "s_prefill_staged", "s_transfer_matched"
+    apart = (
+        f"coalesce(ps_sched <= {sr} AND (ps_a1_sched IS NULL OR ps_a1_sched > {sr}) "
+        "AND (ps_a2_sched IS NULL OR ps_a2_sched >= prefill_staged), false)"
+    )
+    columns = {
+        "wp_long": f"coalesce({on_p} AND {sp} IS NOT NULL AND ps_b1_sched > {sp}, false)",
+        "wp_u": f"CASE WHEN {on_p} THEN {_until(sp, 'prefill_begun', _P_NEAR)} END",
+        "wd_long": f"coalesce({on_d} AND {sd} IS NOT NULL AND ds_b1_sched > {sd}, false)",
+        "wd_u": f"CASE WHEN {on_d} THEN {_until(sd, 'decode_begun', _D_NEAR)} END",
+        "wa_long": f"coalesce({on_a} AND s_decode_allocated < decode_allocated AND da_next < decode_allocated, false)",
+        "wa_u": f"CASE WHEN {on_a} THEN {_until('s_decode_allocated', 'decode_allocated', _A_NEAR)} END",
+        "wr_long": f"coalesce({on_r} AND {sr} IS NOT NULL AND NOT {apart}, false)",
+        "wr_run": f"CASE WHEN {on_r} AND {apart} THEN CASE WHEN {sr} < ps_over THEN least(ps_over, prefill_staged) "
+        f"WHEN {sr} < ps_b1_over THEN least(ps_b1_over, prefill_staged) ELSE {sr} END END",
+        "wr_u": f"CASE WHEN {on_r} AND {apart} THEN {_until(sr, 'prefill_staged', _R_NEAR)} END",
+        "m_arrival": f"least(greatest(coalesce(registered, {sm}), {sm}), transfer_matched)",
+        "m_at": f"CASE WHEN {on_m} THEN greatest({sm}, router_decode_sent, decode_http_received, decode_enqueued) END",
+    }
+    later = {
+        "wr_next": "coalesce(ps_a1_sched < prefill_staged AND least(ps_a1_over, prefill_staged) > wr_run, false)",
+        "m_stop": "CASE WHEN decode_allocated < m_arrival THEN decode_allocated "
+        "WHEN decode_allocated IS NOT NULL THEN m_arrival END",
+        "m_u": _until("m_at", "least(decode_allocated, m_arrival)", _A_NEAR),
+    }
+    return [
+        ("h", f"SELECT *, {_listed(columns)} FROM w"),
+        (
+            "v",
+            f"""SELECT *, CASE WHEN why IS NOT NULL THEN why {_odd()} END AS reason FROM (SELECT h.*, {_listed(later)},
+      least(mp.since, md.since) AS met_since, greatest(mp.until, md.until) AS met_until
+    FROM h LEFT JOIN meetings AS mp ON mp.eno = h.pe AND mp.peer = h.d_engine
+      LEFT JOIN meetings AS md ON md.eno = h.de AND md.peer = h.p_engine)""",
+        ),
+    ]
+
+
+def _listed(columns: dict[str, str]) -> str:
+    return ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
+
+
+def _odd() -> str:
+    """Return what of a path cannot be told in columns, as branches of a CASE."""
+    from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
+    waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
+    return f"""WHEN n0 IS NULL THEN NULL
+      WHEN (d_reported_n > 2 AND decode_reported IS NULL) OR (told_n > 2 AND transfer_notified IS NULL
+          AND (mode = 'push' OR NOT has_x)) OR (p_staged_n > 2 AND prefill_staged IS NULL)
+        OR (p_picked_n > 2 AND sender_picked IS NULL) OR (p_matched_n > 2 AND transfer_matched IS NULL)
+        OR (d_loading_n > 2 AND decode_load_started IS NULL)
+        OR (d_sent IS NULL AND received_n > 2 AND registered IS NULL) THEN 'many of one point'
+      WHEN NOT has_x AND p_w_p0 <> p_w_p1 AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL)
+        THEN 'several ranks'
+      WHEN d_sent IS NOT NULL AND message_low < coalesce(least, {NEVER_NS}) AND {waited}
+        AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
+      WHEN met_since <= token_ns AND met_until >= begin_ns THEN 'a handshake meanwhile'
+      WHEN (wp_u < prefill_begun AND NOT wp_long AND p_look < prefill_begun)
+        OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)
+        OR (wa_u < decode_allocated AND NOT wa_long AND d_look < decode_allocated) THEN 'blocks'
+      WHEN wr_next AND NOT wr_long AND ps_a1_over < ps_a1_sched THEN '{BACKWARDS}'
+      WHEN m_at < m_stop AND (d_enq IS NULL OR m_at < d_enq OR da_next < m_stop OR (m_u < m_stop AND d_look < m_stop))
+        THEN 'blocks that a registration waited for'"""
+
+
+def parts(edges: Sequence[stages.Edge]) -> list[Part]:
+    """Return every stretch that a path can consist of, but for waits with many steps in them."""
+    s = stages
+    found: list[Part] = []
+    for node in nodes(edges):
+        name = column(node.name)
+        since, chosen = f"s_{name}", f"q_{name}"
+        found.append(Part(s.UNKNOWN, f"{chosen} <= 0", since, name))
+        for edge in node.incoming:
+            when = f"{chosen} = {NUMBER[edge.before.name]}"
+            if edge.split in _PLAIN:
+                found.append(Part(edge.cause, when, since, name))
+            elif edge.split == "join":
+                held = f"f_returned BETWEEN {since} + {JOIN_NS} AND {name}"
+                found.append(Part(s.PREFILL_REPLY, f"{when} AND {held}", since, "f_returned"))
+                found.append(Part(edge.cause, f"{when} AND {held}", "f_returned", name))
+                found.append(Part(edge.cause, f"{when} AND ({held}) IS NOT TRUE", since, name))
+            else:
+                found += _of_split(edge, when, since, name)
+    return found
+
+
+def _of_split(edge: stages.Edge, when: str, since: str, name: str) -> list[Part]:
+    s = stages
+    side, _, kind = edge.split.partition(".")
+    if kind == "wait":
+        wait = "wp" if side == "prefill" else "wa" if edge.after is s.DECODE_ALLOCATED else "wd"
+        when = f"{when} AND NOT {wait}_long"
+        return [Part(edge.cause, when, since, f"{wait}_u"), Part(s.UNKNOWN, when, f"{wait}_u", name)]
+    if kind == "steps":
+        return _steps(side, when, since, name)
+    if kind == "tail":
+        own = "ps" if side == "prefill" else "ds"
+        over = f"least(greatest({own}_connected, {since}), {name})"
+        began = f"greatest({since}, {over} - greatest(0, {own}_connector - {own}_ahead))"
+        return [
+            Part(edge.cause, when, since, began),
+            Part(s.STEP_CONNECTOR, when, began, over),
+            Part(edge.cause, when, over, name),
+        ]
+    if kind == "ride":
+        return _ride(edge.cause, when, since, name)
+    if edge.split == "sender":
+        return [Part(edge.cause, when, since, name)]
+    rest = s.UNKNOWN if edge.split == "late" else edge.cause
+    return [Part(s.REGISTRATION_LATE, when, since, "m_arrival"), Part(rest, when, "m_arrival", name)]
+
+
+def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
+    s = stages
+    own = "ps" if side == "prefill" else "ds"
+    began = f"least(greatest({since}, coalesce(nullif({own}_started, 0), {own}_sched)), {name})"
+    if side == "prefill":
+        return [Part(s.PREFILL_LAUNCH, when, since, began), Part(s.PREFILL_FORWARD, when, began, name)]
+    prompt = "d_own_c + 1 < d_own_d"
+    return [
+        Part(s.DECODE_LAUNCH, when, since, began),
+        Part(s.DECODE_PREFILL, f"{when} AND {prompt}", began, name),
+        Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", began, name),
+    ]
+
+
+def _ride(cause: stages.Cause, when: str, since: str, name: str) -> list[Part]:
+    """Return the ride behind a step: the step that ran, the scheduler's turn, at most one more step, its turn."""
+    begun = "greatest(wr_run, ps_a1_sched)"
+    turned = f"least({begun}, wr_u)"
+    over = f"least(ps_a1_over, {name})"
+    again = f"least({name}, {over} + {_turn('ps_a1_tokens')})"
+    short = f"{when} AND p_has_steps AND NOT wr_long"
+    one, two = f"{short} AND NOT wr_next", f"{short} AND wr_next"
+    return [
+        Part(cause, f"{when} AND NOT p_has_steps", since, name),
+        Part(cause, one, since, "wr_u"),
+        Part(stages.UNKNOWN, one, "wr_u", name),
+        Part(cause, two, since, turned),
+        Part(stages.UNKNOWN, two, turned, begun),
+        Part(cause, two, begun, again),
+        Part(stages.UNKNOWN, two, again, name),
+    ]

@@ -1,0 +1,231 @@
+"""Two engines of attribution, one answer: SQL says of a request what the reference walk says, to the nanosecond.
+
+SQL may decline a request, with a reason, and then gives no number at all; how many it may decline is part of the test.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from kvtrace import assemble, attribution, critical_path, schema, stages
+from kvtrace.analyze import load_events, load_processes
+from kvtrace.model import Attribution, Event
+from kvtrace.schema import walk
+from kvtrace.schema.walk import answers
+from kvtrace.store import Store
+from kvtrace.testing import Fleet, fill
+from tests.trace import D, P, Trace, ns, pull, push
+from tests.walk_scenes import Scene, processes, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+SCENES, REQUESTS = 56, 40
+SEED = 7
+ANSWERED_LEAST = 0.6
+"""The share of these untidy requests that SQL answers at least."""
+Row = dict[str, Any]
+
+
+def filled(path: Path, scenes: range, requests: int) -> Store:
+    """Return an open store that holds the scenes of these numbers."""
+    return stored(path, [scene(number, requests, SEED) for number in scenes])
+
+
+def stored(path: Path, made: Sequence[Scene]) -> Store:
+    """Return an open store that holds these scenes."""
+    store = Store.open(path, "write")
+    rows = [row for one in made for row in one.rows]
+    store.append("process", pa.Table.from_pylist(rows, schema=store.arrow_schema("process")))
+    events = [dict(zip(Event._fields, event, strict=True)) for one in made for event in one.events]
+    store.append("event", pa.Table.from_pylist(events))
+    return store
+
+
+def reference(store: Store) -> list[Attribution]:
+    """Return what the reference walk says of every request of a store."""
+    processes, events = load_processes(store), load_events(store)
+    requests = assemble.assemble(events, processes)
+    around = attribution.surroundings(events, requests, processes)
+    return [attribution.attribute(request, around) for request in requests]
+
+
+def expected(answer: Attribution) -> Row:
+    """Return the row that SQL has to give for a request."""
+    request, shares = answer.request, answer.shares_ns
+    row: Row = {
+        "client_request_id": request.client_request_id, "mode": request.mode, "ttft_ns": answer.ttft_ns,
+        "prefill_engine": request.prefill_engine, "decode_engine": request.decode_engine,
+        "first_token_ns": answer.first_token_ns,
+    }  # fmt: skip
+    if answer.ttft_ns is not None:
+        row |= {
+            "scope": answer.scope, "start_ns": answer.start_ns, "compute_run_ns": shares["compute.run"],
+            "compute_queue_ns": shares["compute.queue"], "coordination_ns": shares["coordination"],
+            "compute_ns": shares["compute.run"] + shares["compute.queue"], "transfer_ns": shares["transfer"],
+            "unattributed_ns": shares["unattributed"], "transfer_low_ns": answer.transfer_low_ns,
+            "transfer_high_ns": answer.transfer_high_ns,
+        }  # fmt: skip
+    return row
+
+
+def path_of(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Return a path's stretches in order, neighbours of one cause as one."""
+    merged: list[tuple[int, int, str]] = []
+    for start_ns, end_ns, cause in sorted(spans):
+        if merged and merged[-1][1:] == (start_ns, cause):
+            merged[-1] = (merged[-1][0], end_ns, cause)
+        else:
+            merged.append((start_ns, end_ns, cause))
+    return merged
+
+
+def compare(store: Store, edges: Sequence[stages.Edge] = stages.EDGES, *, paths: bool = True) -> float:
+    """Assert that SQL and the reference agree wherever SQL answers; return the share of requests that it answers."""
+    by_base: dict[str, list[Attribution]] = defaultdict(list)
+    for answer in reference(store):
+        by_base[answer.request.base_id].append(answer)
+    rows = {row["request_id"]: row for row in store.rows(answers.requests(edges))}
+    spans: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for row in store.rows(answers.segments(edges)) if paths else ():
+        spans[row["request_id"]].append((row["start_ns"], row["end_ns"], row["cause"]))
+    assert set(rows) == set(by_base)
+    differing = []
+    for name, row in rows.items():
+        if not row["walked"]:
+            assert row["unwalked"]
+            assert all(row[key] is None for key in row if key.endswith("_ns"))
+            assert name not in spans
+            continue
+        (answer,) = by_base[name]
+        wanted = expected(answer)
+        found = {key: row[key] for key in wanted}
+        path = path_of([(s.start_ns, s.end_ns, s.cause) for s in answer.segments])
+        if found != wanted or (paths and path_of(spans[name]) != path):
+            differing.append((name, {k: (found[k], v) for k, v in wanted.items() if found[k] != v}, path, spans[name]))
+    assert differing == []
+    return sum(row["walked"] for row in rows.values()) / len(rows)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with filled(tmp_path_factory.mktemp("walk") / "many.duckdb", range(SCENES), REQUESTS) as store:
+        yield store
+
+
+def test_both_engines_agree_on_random_deployments(many: Store) -> None:
+    """2,240 requests of 56 deployments: points missing, doubled, displaced, several ranks, push and pull."""
+    assert compare(many) >= ANSWERED_LEAST
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_both_engines_agree_on_random_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Graphs of which random edges are gone, so that farther ancestors have to stand in."""
+    rng = random.Random(seed)
+    edges = [edge for edge in stages.EDGES if rng.random() > 0.15]
+    incoming = {
+        name: tuple(edge for edge in edges if edge.after.name == name) for name in {edge.after.name for edge in edges}
+    }
+    monkeypatch.setattr(critical_path, "_INCOMING", incoming)
+    with filled(tmp_path / "graph.duckdb", range(100 + 4 * seed, 104 + 4 * seed), 25) as store:
+        assert compare(store, edges) >= ANSWERED_LEAST / 2
+
+
+def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:
+    """The traffic that the benchmarks use: SQL answers nearly all of it."""
+    with Store.open(tmp_path / "fleet.duckdb", "write") as store:
+        fill(store, Fleet(1_500, seed=3, odd_share=0.2, http=True))
+
+        assert compare(store) >= 0.95
+
+
+def _ended_early(name: str) -> Trace:
+    trace = push(name=name)
+    trace.events = [
+        event._replace(t_ns=ns(31.2)) if (event.stage, event.a) == ("step.ended", 2) else event
+        for event in trace.events
+    ]
+    return trace
+
+
+def _held_up(trace: Trace, name: str, at_ms: float, enqueued: stages.Stage, considered: stages.Stage) -> Trace:
+    """Return the hand-off as it waits 20 ms longer in that queue, behind one that is looked at in vain."""
+    held = trace.shifted(at_ms + 0.5, 20)
+    return held.at(at_ms - 0.5, enqueued, name, 9).at(at_ms + 2, considered, name)
+
+
+def _written_for(name: str, other: str) -> Trace:
+    trace = push(name=name)
+    trace.events = [
+        event._replace(ref=other) if event.stage == "transfer.prepared" else event for event in trace.events
+    ]
+    return trace
+
+
+def _one_of_several() -> Iterator[tuple[str, Trace, int, str | None]]:
+    """Yield (name, hand-off, ranks, why it is not walked): one rank, step or look of several is the one that counts."""
+    d = "cmpl-{}-0-bbbbbbbb".format
+    yield "again", push(name="again").step(P, 1, (-30, -29, -20, -19, -18)).step(P, 1, (90, 91, 95, 96, 97)), 1, None
+    yield "begun", push(name="begun").at(90, stages.STEP_SCHEDULED, "", 1, 5, 1, process=P), 1, None
+    yield "own", push(name="own").at(44.5, stages.REPORTED, d("own")), 2, None
+    yield "write", push(name="write").at(44.5, stages.REPORTED, d("write"), 1, process=D + 10), 2, "several ranks"
+    yield "read", pull("read").at(44.5, stages.REPORTED, d("read"), 1, process=D + 10), 2, "several ranks"
+    yield "told", push(name="told").at(41, stages.NOTIFIED, d("told"), 1), 2, "several transfers"
+    yield "others", _written_for("others", d("nobody")), 1, "several transfers"
+    p = _held_up(push(name="p"), "cmpl-q-0-aaaaaaaa", 3, stages.PREFILL_ENQUEUED, stages.PREFILL_CONSIDERED)
+    yield "p", p, 1, "blocks"
+    yield (
+        "d",
+        _held_up(pull("d"), "cmpl-e-0-bbbbbbbb", 36, stages.DECODE_ENQUEUED, stages.DECODE_CONSIDERED),
+        1,
+        "blocks",
+    )
+    yield "early", _ended_early("early"), 1, "a step that ended before it began"
+
+
+def test_what_sql_answers_and_what_it_leaves(tmp_path: Path) -> None:
+    """Where the reference looks at one rank, step or queue of several, SQL does so too or says why it does not."""
+    scenes, wanted = [], {}
+    for number, (name, trace, ranks, unwalked) in enumerate(_one_of_several()):
+        made = Scene(random.Random(0), number, ranks=ranks)
+        made.rows = processes(made)
+        made.events = [event._replace(process=event.process + made.first_process) for event in sorted(trace.events)]
+        scenes.append(made)
+        wanted[name] = unwalked
+    with stored(tmp_path / "several.duckdb", scenes) as store:
+        compare(store)
+        rows = store.rows(answers.requests())
+
+    assert {row["request_id"]: row["unwalked"] for row in rows if row["request_id"] in wanted} == wanted
+
+
+def test_the_views_are_what_they_say(many: Store) -> None:
+    """They are made in a store of requests, and their commented columns are those that DuckDB reports."""
+    for view in walk.views():
+        many.execute(schema.view_ddl(view))
+        real = many.rows(f"DESCRIBE {view.name}")
+        commented = many.rows(
+            "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = $name ORDER BY column_index",
+            {"name": view.name},
+        )
+
+        assert [(c.name, c.sql_type) for c in view.columns] == [(r["column_name"], r["column_type"]) for r in real]
+        assert [(c.name, c.doc) for c in view.columns] == [(r["column_name"], r["comment"]) for r in commented]
+
+
+def test_a_fleet_is_the_same_every_time(tmp_path: Path) -> None:
+    """One seed, one list of events; another seed, another."""
+    found = []
+    for seed in (1, 1, 2):
+        with Store.open(tmp_path / f"{len(found)}.duckdb", "write") as store:
+            fill(store, Fleet(200, seed=seed))
+            found.append(store.rows("SELECT count(*) AS n, sum(hash(event))::VARCHAR AS print FROM event"))
+
+    assert found[0] == found[1]
+    assert found[0] != found[2]

@@ -1,0 +1,176 @@
+"""Random deployments and traffic, far untidier than real ones, on which both engines of attribution have to agree."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtrace import stages
+from kvtrace.model import Event
+from tests.trace import MS, D, P, Trace, pull, push
+
+_SPACING = 100
+"""Processes of two scenes are so many numbers apart."""
+_ALWAYS = ("step.scheduled", "decode.enqueued")
+
+
+@dataclass
+class Scene:
+    """A pair of engines and a router of their own, their processes as rows, and all their events."""
+
+    rng: random.Random
+    number: int
+    ranks: int = 1
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def first_process(self) -> int:
+        """Return what is added to the process numbers of `tests.trace`."""
+        return _SPACING * self.number
+
+
+def scene(number: int, requests: int, seed: int) -> Scene:
+    """Return a scene in which some points are never recorded and others get lost, doubled and displaced."""
+    rng = random.Random(f"{seed}/{number}")
+    made = Scene(rng, number, ranks=rng.choice((1, 1, 1, 2)))
+    made.rows = processes(made)
+    gap_ms = rng.choice((15, 40, 120, 400))
+    absent = {
+        stage.name for stage in stages.STAGES if rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS
+    }
+    at_ms = 0.0
+    for index in range(requests):
+        at_ms += rng.expovariate(1 / gap_ms)
+        trace = _request(made, index)
+        made.events += _renumbered(made, trace.later(round(at_ms, 3), 20 * (index + 1)))
+    made.events += _beside(made, at_ms)
+    made.events = [event for event in made.events if event.stage not in absent]
+    _spoil(made)
+    made.events.sort()
+    return made
+
+
+def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list of what may happen
+    """Return one request's events: a tidy push or pull, then something that happens to requests."""
+    rng = made.rng
+    name = f"s{made.number}-{index:03}"
+    trace = push(rng.uniform(3.6, 60), name) if rng.random() < 0.5 else pull(name, rng.uniform(1, 30))
+    p, d = f"cmpl-{name}-0-aaaaaaaa", f"cmpl-{name}-0-bbbbbbbb"
+    for from_ms, by_ms in ((rng.uniform(0, 60), rng.expovariate(1 / 10)) for _ in range(rng.choice((0, 1, 3)))):
+        trace = trace.shifted(from_ms, by_ms)
+    happened = rng.random()
+    if happened < 0.06:
+        trace.at(rng.uniform(20, 60), stages.DECODE_ABORTED, d).at(rng.uniform(20, 60), stages.ROUTER_CANCELLED, name)
+    elif happened < 0.10:
+        trace = trace.without("decode.ready", "decode.reported")
+    elif happened < 0.13:
+        trace.at(rng.uniform(20, 60), stages.LOAD_FAILED, d, 0, 38)
+    elif happened < 0.16:
+        trace.at(rng.uniform(20, 60), stages.TRANSFER_FAILED, p, 7, ref="broken", process=P)
+    elif happened < 0.19:
+        trace.events = [event._replace(c=0) if event.stage == "decode.enqueued" else event for event in trace.events]
+        trace = trace.without("transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done")
+    elif happened < 0.24:
+        for stage, leg in ((stages.PREFILL_CONSIDERED, p), (stages.DECODE_CONSIDERED, d)):
+            trace.at(rng.uniform(2, 50), stage, leg, 0, 599)
+    elif happened < 0.27:
+        trace.at(0, stages.ROUTER_RECEIVED, name, ref=f"client-{made.number}-{rng.randrange(4)}")
+    elif happened < 0.30:
+        trace.at(14, stages.PREFILL_SCHEDULED, p, 1, 300, 300, 600)
+    elif happened < 0.34:
+        trace = _whole_ids(trace, f"cmpl-{name}-0")
+    elif happened < 0.37:
+        trace.events = [event for event in trace.events if not event.stage.startswith("router.")]
+    elif happened < 0.40:
+        trace.at(rng.uniform(2, 40), stages.DECODE_ENQUEUED, d, 600, 0, 1, ref=p)
+    elif happened < 0.405:
+        for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED):
+            trace.at(rng.uniform(30, 45), stage, "", 0, 1, process=P, ref=f"d{made.number}")
+    elif happened < 0.46:
+        trace.at(rng.uniform(44, 60), stages.REPORTED, d).at(rng.uniform(40, 60), stages.NOTIFIED, d)
+    elif happened < 0.50 and made.ranks > 1:
+        trace.at(rng.uniform(44, 60), stages.REPORTED, d, 1, process=D + 10)
+    elif happened < 0.54:
+        trace.at(rng.uniform(39, 45), stages.PROBED, p if "sender.picked" in {e.stage for e in trace.events} else d, 7)
+    return trace
+
+
+def _whole_ids(trace: Trace, name: str) -> Trace:
+    """Return a copy as of engines whose random suffix is off: both legs bear one id."""
+    copy = Trace()
+    copy.events = [
+        event._replace(**{key: name for key in ("request", "ref") if getattr(event, key).startswith("cmpl-")})
+        for event in trace.events
+    ]
+    return copy
+
+
+def _renumbered(made: Scene, trace: Trace) -> list[Event]:
+    """Return the events with the scene's processes, a transfer number a request, and times that are not round.
+
+    What was stamped once for several points, as a step and who is in it, remains at one moment.
+    """
+    number, strayed = made.rng.randrange(10**9), defaultdict[int, int](lambda: made.rng.randrange(1000))
+    return [
+        event._replace(
+            process=event.process + made.first_process,
+            t_ns=event.t_ns + strayed[event.t_ns],
+            a=number if event.stage.startswith("transfer.") and event.a == 7 else event.a,
+        )
+        for event in trace.events
+    ]
+
+
+def _beside(made: Scene, until_ms: float) -> list[Event]:
+    """Return what the engines do for others: steps with and without tokens, sender threads that wake and sleep."""
+    rng, trace, at_ms = made.rng, Trace(), 0.0
+    number = 100_000
+    while at_ms < until_ms:
+        at_ms += rng.expovariate(1 / 60)
+        number += 1
+        took = rng.uniform(0.5, 25)
+        times = (at_ms, at_ms + took / 10, at_ms + took / 2, at_ms + took * 0.8, at_ms + took)
+        trace.step(rng.choice((P, D)), number, times, tokens=rng.choice((0, 16, 700)))
+        trace.at(at_ms, rng.choice((stages.SENDER_WOKE, stages.SENDER_SLEPT)), process=P)
+    return _renumbered(made, trace)
+
+
+def _spoil(made: Scene) -> None:
+    """Lose, double and displace events, more in some scenes than in others."""
+    rng = made.rng
+    share = rng.choice((0.0, 0.002, 0.01, 0.03))
+    kept: list[Event] = []
+    for event in made.events:
+        fate = rng.random()
+        if fate < share:
+            continue
+        if fate < 3 * share:
+            event = event._replace(t_ns=event.t_ns + int(rng.gauss(0, 6) * MS))  # noqa: PLW2901 -- the displaced one
+        kept.append(event)
+        if fate > 1 - share:
+            kept.append(event._replace(t_ns=event.t_ns + int(rng.expovariate(1 / 5) * MS)))
+    made.events = kept
+
+
+def processes(made: Scene) -> list[dict[str, Any]]:
+    """Return the rows of table process for a scene."""
+    facts: dict[int, dict[str, str]] = {
+        1: {"kind": "router"}, 4: {"kind": "api"}, 5: {"kind": "api"},
+        2: {"kind": "core", "engine_id": f"p{made.number}"}, 3: {"kind": "core", "engine_id": f"d{made.number}"},
+    }  # fmt: skip
+    if made.ranks > 1:
+        facts[2]["tp_size"] = facts[3]["tp_size"] = "2"
+        facts[D + 10] = {"kind": "worker", "engine_id": f"d{made.number}", "tp_size": "2"}
+    parents = {2: 4, 3: 5, D + 10: 3}
+    first = made.first_process
+    return [
+        {
+            "process": first + number, "series": f"s{first + number}", "host": "host-a", "domain": "boot-1",
+            "pid": first + number, "parent_pid": first + parents[number] if number in parents else 0,
+            "offset_ns": 0, "lost_records": 0, "facts": list(said.items()),
+        }
+        for number, said in facts.items()
+    ]  # fmt: skip
