@@ -10,12 +10,12 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors tests
-PARALLEL := -n logical --maxprocesses 8
+PARALLEL := -n 4
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-timing dashboards-test lint bench clean
+.PHONY: help setup demo test test-clients test-fast test-timing dashboards-test lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,7 +40,7 @@ $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildc
 # What the boards are drawn from, beside a store made up: real engines, where there are any.
 $(DASHBOARDS)/recording.duckdb: $(VENV)/stamp | $(DASHBOARDS)/stamp
 	@if test -e $(VENV)/without-engine; then exit 0; fi; \
-	$(BIN)/kvtrace record -o $@ --force --lab push $(DEMO) >/dev/null
+	PYTHONPATH=$(CURDIR)/tests/engine/start_site $(BIN)/kvtrace record -o $@ --force --lab push $(DEMO) >/dev/null
 
 demo: setup ## record and explain one push and one pull run of real engines
 	@if test -e $(VENV)/without-engine; then echo "make demo: no engine for this platform; see make setup" >&2; exit 1; fi
@@ -61,22 +61,24 @@ lint: setup ## style, types, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: lint ## lint, then all tests, real engines and public load generators included
-	@$(MAKE) $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
+test: ## lint, then all tests, real engines and public load generators included
+	@$(MAKE) -j3 lint test-clients $(DASHBOARDS)/stamp
+	@$(MAKE) $(DASHBOARDS)/recording.duckdb
+	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
-	  $(BIN)/pytest -q $(PARALLEL) -m "not engine"; \
 	else \
-	  $(MAKE) $(CLIENTS)/stamp; \
-	  $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"; \
 	  $(BIN)/pytest -q --durations=20 -m engine; \
 	fi
+
+test-clients: setup # public load generators, where there are engines to load
+	@test -e $(VENV)/without-engine || $(MAKE) $(CLIENTS)/stamp
 
 test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines to milliseconds; wants a quiet machine
 	@$(BIN)/pytest -q -m timing
 
 test-fast: setup ## tests without engines
-	@$(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
+	@tests/in_memory $(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
 
 bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving
 	@$(BIN)/python -m tests.bench_emit

@@ -170,7 +170,8 @@ def test_a_platform_without_engine_is_told_what_works_and_a_broken_network_is_no
     tmp_path: Path, complaint: str, code: int, without: bool
 ) -> None:
     (tmp_path / "requirements").mkdir()
-    shutil.copy(ROOT / "requirements" / "install", tmp_path / "requirements")
+    for name in ("install", "cpu-engine.txt"):
+        shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     for name in ("bin/python", "../python"):
