@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kvtrace.exporters.lanes import Lanes
 from kvtrace.store import Store
 from tests import exported
 from tests.otlp_receiver import values
-from tests.trace import MS, START_NS
+from tests.trace import MS, START_NS, pull, push
 
 NAMES = ("kvt-push", "kvt-pull", "kvt-late", "kvt-failed", "kvt-slow", *exported.HOSTILE)
 
@@ -220,6 +221,26 @@ def test_a_choice_exports_these_requests_only(store: Path, tmp_path: Path) -> No
 
     ids = [[values(one[0][1].attributes)["kvtrace.request_id"] for one in some] for some in (chosen, of_time)]
     assert ids == [["kvt-pull", "kvt-late"], ["kvt-pull", "kvt-late"]]
+
+
+def test_engines_are_drawn_while_the_requests_chosen_were_under_way(tmp_path: Path) -> None:
+    """Days between two of them are passed over: neither looked through nor drawn, whatever went on."""
+    day_ms, idle = 86_400_000.0, exported.Trace()
+    idle.step(2, 7, (500, 501, 502, 503, 504))
+    path = exported.write(
+        tmp_path / "run.duckdb", push(name="kvt-a"), idle.shifted(0, day_ms / 2), pull("kvt-b"), apart_ms=day_ms
+    )
+    out, begin_s = io.BytesIO(), time.monotonic()
+    with Store.open(path) as opened:
+        assert perfetto.write(opened, source.Choice(), out) == 2
+        assert source.stretches(opened, source.Choice(), 0) == [
+            (START_NS, START_NS + 95 * MS), (START_NS + int(2 * day_ms) * MS, START_NS + int(2 * day_ms + 95) * MS),
+        ]  # fmt: skip
+    read = exported.Reader().parse(out.getvalue())
+
+    steps = read.slices["prefill engine-p", "core: steps"]
+    assert [(one.start_ns - START_NS) // MS for one in steps] == [4, 31, 2 * day_ms + 4]
+    assert time.monotonic() - begin_s < 10
 
 
 def test_lanes_never_overlap_and_are_as_few_as_can_be() -> None:
