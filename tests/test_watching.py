@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opentelemetry import trace as otel
 
+from kvtrace import cli
 from kvtrace.collect import Recorder
 from kvtrace.errors import ExportError, UsageError
+from kvtrace.exporters import source, traces
 from kvtrace.exporters.live import Sampling, SpanObserver
-from kvtrace.exporters.otlp import Sender, split_endpoint
+from kvtrace.exporters.otlp import Sender
+from kvtrace.exporters.receiver import split_endpoint
+from kvtrace.exporters.spans import RunFacts, Span
 from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
@@ -163,15 +167,44 @@ def test_a_dead_receiver_costs_counted_drops_and_nothing_else(tmp_path: Path) ->
     assert observer.health.dropped == int(facts["recorder.otlp_dropped_spans"])
 
 
+@pytest.mark.parametrize("transport", RECEIVERS)
+def test_rejected_spans_are_not_counted_as_sent(tmp_path: Path, transport: str) -> None:
+    """A receiver may take a message and reject some of its spans; the exporters do not look."""
+    path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
+    with RECEIVERS[transport](rejects=3) as received:
+        code = cli.main(["export", str(path), "--format", "otlp", "--endpoint", received.endpoint])
+        sender = Sender(received.endpoint, {})
+        sender.offer(spans_of(path))
+        sender.close()
+    made = len(spans_of(path))
+
+    assert code == 1
+    assert len(received.spans()) == 2 * made
+    assert (sender.health.exported, sender.health.dropped) == (made - 3, 3)
+    assert sender.health.failure == "the receiver rejected 3 spans of a batch: not <b>today</b>"
+
+
+def test_a_redirection_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An exporter does not follow one, so nothing arrives: the user learns where to."""
+    path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
+    with RECEIVERS["http"](status=301) as received:
+        assert cli.main(["export", str(path), "--format", "otlp", "--endpoint", received.endpoint]) == 1
+
+    said = capsys.readouterr().err
+    assert "sent 0 spans of 1 requests" in said
+    assert "points to https://elsewhere.example/v1/traces: name that address instead" in said
+
+
+def spans_of(path: Path) -> list[Span]:
+    with Store.open(path) as store:
+        (told,) = next(source.batches(store, source.Choice()))
+        return traces.spans(told, RunFacts.of(store))
+
+
 def test_offering_never_waits(tmp_path: Path) -> None:
     """A full queue drops at once."""
     path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
-    from kvtrace.exporters import source, traces
-    from kvtrace.exporters.spans import RunFacts
-
-    with Store.open(path) as store:
-        (told,) = next(source.batches(store, source.Choice()))
-        spans = traces.spans(told, RunFacts.of(store))
+    spans = spans_of(path)
     sender = Sender(DEAD, {})
     begin_s = time.monotonic()
     for _ in range(3000):
