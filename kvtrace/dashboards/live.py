@@ -209,7 +209,7 @@ def _burden() -> list[Panel]:
                 "transfers failed": rate(names.TRANSFERS, extra='outcome="failed"'),
                 "handshakes failed": rate(names.HANDSHAKES, extra='outcome="failed"'),
                 "leases expired": rate(names.EXPIRED),
-                "requests failed": rate(names.REQUESTS, extra='verdict=~"failed|aborted|expired"'),
+                "requests failed": rate(names.REQUESTS, extra='verdict=~"failed|aborted|expired|corrupt"'),
             },
             unit="ops",
             width=8,

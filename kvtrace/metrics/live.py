@@ -14,6 +14,7 @@ from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
+from kvtrace.verdict import CORRUPT, EXPIRED, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ _KEEP_NS = 600_000_000_000
 _REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
+# Shown as 0 with the first request of a pair, so that the first one of them is seen to come.
+_ALARMING = (FAILED, EXPIRED, CORRUPT)
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
 SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns,
@@ -118,6 +121,7 @@ class MetricsObserver:
     def _count(self, row: Row) -> None:
         mode, scope = row["mode"] or "", row["scope"] or ""
         pair = row["prefill_engine"] or "", row["decode_engine"] or ""
+        self._begin(mode, pair)
         self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
         if late_ns is not None and mode == "push":
@@ -144,9 +148,13 @@ class MetricsObserver:
         if key not in self._arrived:
             self._arrived[key] = None
             self._came += 1
-            self.values.add(
-                names.ARRIVALS, 1, row["mode"] or "", row["prefill_engine"] or "", row["decode_engine"] or ""
-            )
+            mode, pair = row["mode"] or "", (row["prefill_engine"] or "", row["decode_engine"] or "")
+            self.values.add(names.ARRIVALS, 1, mode, *pair)
+            self._begin(mode, pair)
+
+    def _begin(self, mode: str, pair: tuple[str, str]) -> None:
+        for verdict in _ALARMING:
+            self.values.begin(names.REQUESTS, mode, verdict, *pair)
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:
         self._stats = stats

@@ -56,6 +56,9 @@ LABELS: Mapping[str, str] = {
     "state": "recording, or what else the recorder says of itself.",
 }
 
+OUTCOMES = ("done", "failed")
+"""What becomes of a transfer and of a handshake."""
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 _COUNTS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
@@ -116,8 +119,8 @@ SEEN = _metric(
 )
 HANDSHAKES = _metric("handshakes_total", C, "", ("engine", "outcome"), "Handshakes, by the engine that began them.")
 
-LEASES = _metric("leases_total", C, "", ("engine",), "Leases of blocks on P that began.")
-EXPIRED = _metric("leases_expired_total", C, "", ("engine",), "Leases of blocks on P that ran out unread.")
+LEASES = _metric("leases_total", C, "", ("engine",), "Leases of blocks on P that began, one a rank.")
+EXPIRED = _metric("leases_expired_total", C, "", ("engine",), "Leases of blocks on P that ran out unread, one a rank.")
 HELD = _metric("held_blocks", G, "", ("engine",), "Blocks that P keeps for hand-offs after it has finished.")
 RESERVED = _metric("reserved_blocks", G, "", ("engine",), "Blocks on D reserved for KV that has not come.")
 WAITING = _metric(
