@@ -104,6 +104,8 @@ def test_counts_are_the_stores(shown: tuple[Samples, Path, str]) -> None:
     for cause in causes:
         spent_s = total(found, "kvtrace_ttft_cause_seconds_total", cause=cause["cause"])
         assert spent_s == pytest.approx(cause["ns"] / 1e9, abs=1e-9), cause
+    # Scopes do not compare, so a cause's time can be told by them, as the whole can.
+    assert total(found, "kvtrace_ttft_cause_seconds_total", scope="router") == pytest.approx(ttft_s, abs=1e-9)
     assert total(found, "kvtrace_events_total") == events
     assert total(found, "kvtrace_in_flight_requests") == 0
 

@@ -42,7 +42,7 @@ SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine
 FROM request WHERE {_OF_KEYS}
 """  # noqa: S608 -- of ours
 _CAUSES_SQL = f"""
-SELECT s.cause, s.class, r.mode, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns
+SELECT s.cause, s.class, r.mode, r.scope, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns
 FROM segment AS s JOIN request AS r USING (request_key)
 WHERE {_OF_KEYS} GROUP BY ALL
 """  # noqa: S608 -- of ours
@@ -108,7 +108,8 @@ class MetricsObserver:
                 self._count_arrival(row)
                 self._count(row)
             for row in store.rows(_CAUSES_SQL, of_keys):
-                self.values.add(names.CAUSE, row["spent_ns"] / 1e9, row["cause"], row["class"], row["mode"] or "")
+                labels = row["cause"], row["class"], row["mode"] or "", row["scope"] or ""
+                self.values.add(names.CAUSE, row["spent_ns"] / 1e9, *labels)
             for row in store.rows(_PACE_SQL, of_keys):
                 if row["tpot_ns"] is not None:
                     self.values.observe(names.TPOT, row["tpot_ns"] / 1e9, row["mode"] or "", row["decode_engine"] or "")

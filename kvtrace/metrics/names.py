@@ -51,7 +51,7 @@ LABELS: Mapping[str, str] = {
     "class": "compute.run, compute.queue, coordination, transfer or unattributed.",
     "cause": "What passed the time, as the vocabulary names it.",
     "engine": "Engine id.",
-    "outcome": "What became of it: done or failed; of a registration, in_time or late.",
+    "outcome": "What became of it: done or failed; of a registration, in_time or late; of a span, exported or dropped.",
     "kind": "Kind of process: router, api, core or worker.",
     "state": "recording, or what else the recorder says of itself.",
 }
@@ -87,7 +87,9 @@ CLASS = _metric(
     "A class's part of the time to first token.",
     _SECONDS,
 )
-CAUSE = _metric("ttft_cause_seconds_total", C, "seconds", ("cause", "class", "mode"), "Time to first token by cause.")
+CAUSE = _metric(
+    "ttft_cause_seconds_total", C, "seconds", ("cause", "class", "mode", "scope"), "Time to first token by cause."
+)
 TPOT = _metric("tpot_seconds", H, "seconds", ("mode", "decode"), "Time per token after the first.", _SECONDS)
 EXTENSION = _metric(
     "step_extension_seconds_total",
