@@ -122,6 +122,20 @@ def test_a_name_that_is_too_long_is_said_plainly(
     assert export(store, "--format", "otlp-json", "-o", tmp_path / ("x" * 250)) == 0
 
 
+def test_a_folder_without_room_is_named_and_not_left_behind(store: Path, tmp_path: Path) -> None:
+    """DuckDB says it of the store that it reads, and the folder is what the user has to change."""
+    script = (
+        "import resource, sys; from kvtrace import cli; resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500));"
+        f"sys.exit(cli.main(['export', {str(store)!r}, '--format', 'parquet', '-o', {str(tmp_path / 'new')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"kvtrace: error: {tmp_path / 'new'} cannot be written: ")
+    assert done.stderr.endswith("name another folder with -o\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_package_is_named_with_what_to_install(store: Path) -> None:
     script = (
         "import sys; sys.modules['perfetto'] = None\nfrom kvtrace import cli\n"
