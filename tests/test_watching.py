@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from kvtrace import cli
 from kvtrace.collect import Recorder
 from kvtrace.errors import ExportError, UsageError
 from kvtrace.exporters import source, traces
 from kvtrace.exporters.live import Sampling, SpanObserver
-from kvtrace.exporters.otlp import Sender
+from kvtrace.exporters.otlp import Sender, _size_bytes
 from kvtrace.exporters.receiver import split_endpoint
+from kvtrace.exporters.sdk import Translation
 from kvtrace.exporters.spans import RunFacts, Span
 from kvtrace.store import Store
 from tests import exported
@@ -215,6 +217,19 @@ def test_offering_never_waits(tmp_path: Path) -> None:
     assert offered_s < 1.0
     assert sender.health.dropped == 3000 * len(spans)
     assert sender.health.crowded_out >= 900 * len(spans)
+
+
+def test_a_message_is_about_as_large_as_it_is_taken_to_be(tmp_path: Path) -> None:
+    """A receiver refuses what is larger than 4 MiB, and a path may have thousands of stretches."""
+    (span, *_) = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    for name, value in list(span.attributes.items()):
+        if isinstance(value, list):
+            span.attributes[name] = value * 2000
+    made = Translation().of([span], {})
+
+    encoded_bytes = encode_spans(made).ByteSize()
+    assert encoded_bytes > 500_000
+    assert 0.9 < _size_bytes(span) / encoded_bytes < 1.5
 
 
 def test_one_that_waits_gives_up_on_a_dead_receiver(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _BATCH_BYTES = 1 << 20
 _BATCH_REQUESTS = 64
 _FAILURES_MAX = 3
 _ENTRY_BYTES = 64
+_VALUE_BYTES = 14  # a time, or what stands around a text
 _REASON_LETTERS_MAX = 500
 _LOGGER = "opentelemetry.exporter"
 
@@ -162,14 +163,12 @@ class Sender:
 
 def _size_bytes(span: Span) -> int:
     """Return about how large a span is in a message."""
-    values = span.attributes.values()
-    texts = sum(
-        len(text)
-        for value in values
-        for text in (value if isinstance(value, list) else (value,))
-        if isinstance(text, str)
+    entries = sum(
+        _VALUE_BYTES + (len(one.encode()) if isinstance(one, str) else 0)
+        for value in span.attributes.values()
+        for one in (value if isinstance(value, list) else (value,))
     )
-    return _ENTRY_BYTES * (4 + len(span.attributes) + len(span.points)) + texts + len(span.error)
+    return _ENTRY_BYTES * (4 + len(span.attributes) + len(span.points)) + entries + len(span.error)
 
 
 class _Failures(logging.Handler):
