@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -226,6 +227,19 @@ def test_hostile_label_values_are_escaped(tmp_path: Path) -> None:
         found = samples(scrape(endpoint))
 
     assert total(found, "kvtrace_steps_total", engine=hostile, model=hostile) == 2
+
+
+def test_a_request_that_makes_the_library_fail_is_refused_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever can reach the port cannot fill the recorder's stderr."""
+    with Endpoint(Values({}), "127.0.0.1", 0) as endpoint:
+        asked = urllib.request.Request(  # noqa: S310 -- loopback
+            endpoint.url, headers={"Accept": "application/openmetrics-text; version=x"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(asked, timeout=10)  # noqa: S310 -- loopback
+        assert "kvtrace_events_total" in scrape(endpoint)
+
+    assert capfd.readouterr().err == ""
 
 
 def test_a_scrape_during_a_recording_moves(tmp_path: Path) -> None:

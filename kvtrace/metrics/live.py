@@ -206,6 +206,7 @@ class Endpoint:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             raise UsageError(f"--metrics {host}:{port} cannot be listened on: {error}; name another port") from error
+        self._server.set_app(_guarded(self._server.get_app()))
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
 
@@ -216,6 +217,19 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+def _guarded(app: Any) -> Any:
+    """Return the application with a plain answer to what makes it fail, which would be a traceback on stderr."""
+
+    def answer(environ: Any, start_response: Any) -> Any:
+        try:
+            return app(environ, start_response)
+        except Exception as error:  # noqa: BLE001 -- whatever a client sends is none of the recording's business
+            start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{type(error).__name__}: {error}\n".encode()]
+
+    return answer
 
 
 def address(text: str) -> tuple[str, int]:
