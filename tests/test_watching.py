@@ -232,6 +232,24 @@ def test_a_message_is_about_as_large_as_it_is_taken_to_be(tmp_path: Path) -> Non
     assert 0.9 < _size_bytes(span) / encoded_bytes < 1.5
 
 
+def test_what_is_in_hand_when_sending_ends_is_counted(tmp_path: Path) -> None:
+    """On a busy machine making a message takes long, and whoever asks for the counts asks once: after the end."""
+    spans = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    sender = Sender(DEAD, {})
+    making = sender._translation.of
+
+    def slowly(batch: list[Span], resource: Any) -> Any:
+        time.sleep(1.5)
+        return making(batch, resource)
+
+    sender._translation.of = slowly  # type: ignore[method-assign]
+    for _ in range(500):
+        sender.offer(spans)
+    sender.close(0.1)
+
+    assert sender.health.dropped == 500 * len(spans)
+
+
 def test_one_that_waits_gives_up_on_a_dead_receiver(tmp_path: Path) -> None:
     sender = Sender(DEAD, {}, waits=True, timeout_s=0.2)
     with pytest.raises(ExportError, match=DEAD):  # noqa: PT012 -- whichever offer it is

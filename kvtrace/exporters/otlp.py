@@ -29,6 +29,7 @@ FINISH_S = 5.0
 _BATCH_BYTES = 1 << 20
 _BATCH_REQUESTS = 64
 _FAILURES_MAX = 3
+_LET_GO_S = 5.0
 _ENTRY_BYTES = 64
 _VALUE_BYTES = 14  # a time, or what stands around a text
 _REASON_LETTERS_MAX = 500
@@ -71,6 +72,7 @@ class Sender:
         self._listening = _Failures(self.health)
         self._queue: queue.Queue[list[Span] | None] = queue.Queue(QUEUE_REQUESTS)
         self._closing = threading.Event()
+        self._over = threading.Event()
         logging.getLogger(_LOGGER).addHandler(self._listening)
         self._thread = threading.Thread(target=self._run, name="kvtrace-otlp", daemon=True)
         self._thread.start()
@@ -98,9 +100,10 @@ class Sender:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)  # wakes the thread if it waits
         self._thread.join(timeout_s)
-        # Ends the exporter's own waiting between attempts.
+        # The thread takes no more; what it has in hand it still counts, as soon as the exporter lets go of it.
+        self._over.set()
         self._exporter.shutdown()
-        self._thread.join(1.0)
+        self._thread.join(_LET_GO_S)
         while True:
             try:
                 left = self._queue.get_nowait()
@@ -110,7 +113,7 @@ class Sender:
         logging.getLogger(_LOGGER).removeHandler(self._listening)
 
     def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 first = self._queue.get(timeout=0.2)
             except queue.Empty:
@@ -139,7 +142,7 @@ class Sender:
     def _export(self, batch: list[Span]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        if self._closing.is_set() and self._failures >= _FAILURES_MAX:
+        if self._over.is_set() or (self._closing.is_set() and self._failures >= _FAILURES_MAX):
             self.health.failed += len(batch)
             return
         self._rejected = 0
