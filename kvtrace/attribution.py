@@ -47,7 +47,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     has_token = end is not None or backwards_ns is not None
     named, reason = verdict.verdict(request, around, checked, has_token=has_token)
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
-    said += remarks.of_integrity(request, checked, named)
+    said += remarks.of_integrity(request, around, checked, named)
     if backwards_ns is not None:
         told = f"its first token is stamped {backwards_ns / 1e6:.1f} ms before its start"
         said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")

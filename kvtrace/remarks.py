@@ -160,10 +160,12 @@ def _handles(request: Request, graph: Graph) -> Iterator[str]:
         yield f"it waited for {graph.held_up_by or graph.last_rank}"
 
 
-def of_integrity(request: Request, checked: Integrity | None, verdict: str) -> Iterator[str]:
-    """Yield what checksums say that the verdict does not: blocks that differ, and blocks that nobody could check."""
+def of_integrity(request: Request, around: Surroundings, checked: Integrity | None, verdict: str) -> Iterator[str]:
+    """Yield what the verdict leaves out: blocks that differ, a late read behind them, blocks that nobody checked."""
     if checked is None:
         return
+    if verdict == CORRUPT and (late := read_too_late(request, around)) is not None:
+        yield late
     if checked.corrupt and verdict != CORRUPT:
         yield integrity.told(checked, request.mode)
     if checked.unchecked:

@@ -52,15 +52,23 @@ def _value(value: Any) -> Any:
     return None if kind is None else getattr(value, kind)
 
 
+def _answer(rejects: int) -> Any:
+    answer = trace_service_pb2.ExportTraceServiceResponse()
+    if rejects:
+        answer.partial_success.rejected_spans = rejects
+        answer.partial_success.error_message = "not <b>today</b>"
+    return answer
+
+
 @contextlib.contextmanager
-def over_grpc() -> Iterator[Received]:
-    """Serve OTLP over gRPC."""
+def over_grpc(rejects: int = 0) -> Iterator[Received]:
+    """Serve OTLP over gRPC; of every message so many spans are called rejected."""
     received = Received()
 
     class Servicer(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 -- the protocol's name
             received.resource_spans.extend(request.resource_spans)
-            return trace_service_pb2.ExportTraceServiceResponse()
+            return _answer(rejects)
 
     server = grpc.server(futures.ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Servicer(), server)
@@ -73,8 +81,8 @@ def over_grpc() -> Iterator[Received]:
 
 
 @contextlib.contextmanager
-def over_http() -> Iterator[Received]:
-    """Serve OTLP over HTTP."""
+def over_http(rejects: int = 0, status: int = 200) -> Iterator[Received]:
+    """Serve OTLP over HTTP; of every message so many spans are called rejected, or it is sent elsewhere."""
     received = Received()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -85,8 +93,10 @@ def over_http() -> Iterator[Received]:
             assert (self.path, self.headers["content-type"]) == ("/v1/traces", "application/x-protobuf")
             request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
             received.resource_spans.extend(request.resource_spans)
-            answer = trace_service_pb2.ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200)
+            answer = _answer(rejects).SerializeToString()
+            self.send_response(status)
+            if status != 200:
+                self.send_header("location", "https://elsewhere.example/v1/traces")
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()

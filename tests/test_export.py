@@ -1,13 +1,11 @@
-"""`kvtrace export`: the files' own schemas, what stands in them, and what is refused."""
+"""`kvtrace export`: the files' own schemas and what stands in them."""
 
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import io
 import json
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,8 @@ from kvtrace.exporters.lanes import Lanes
 from kvtrace.store import Store
 from tests import exported
 from tests.otlp_receiver import values
-from tests.sample_store import empty_store
-from tests.trace import MS, START_NS
+from tests.trace import MS, START_NS, pull, push
 
-ROOT = Path(__file__).parent.parent
 NAMES = ("kvt-push", "kvt-pull", "kvt-late", "kvt-failed", "kvt-slow", *exported.HOSTILE)
 
 
@@ -227,6 +223,26 @@ def test_a_choice_exports_these_requests_only(store: Path, tmp_path: Path) -> No
     assert ids == [["kvt-pull", "kvt-late"], ["kvt-pull", "kvt-late"]]
 
 
+def test_engines_are_drawn_while_the_requests_chosen_were_under_way(tmp_path: Path) -> None:
+    """Days between two of them are passed over: neither looked through nor drawn, whatever went on."""
+    day_ms, idle = 86_400_000.0, exported.Trace()
+    idle.step(2, 7, (500, 501, 502, 503, 504))
+    path = exported.write(
+        tmp_path / "run.duckdb", push(name="kvt-a"), idle.shifted(0, day_ms / 2), pull("kvt-b"), apart_ms=day_ms
+    )
+    out, begin_s = io.BytesIO(), time.monotonic()
+    with Store.open(path) as opened:
+        assert perfetto.write(opened, source.Choice(), out) == 2
+        assert source.stretches(opened, source.Choice(), 0) == [
+            (START_NS, START_NS + 95 * MS), (START_NS + int(2 * day_ms) * MS, START_NS + int(2 * day_ms + 95) * MS),
+        ]  # fmt: skip
+    read = exported.Reader().parse(out.getvalue())
+
+    steps = read.slices["prefill engine-p", "core: steps"]
+    assert [(one.start_ns - START_NS) // MS for one in steps] == [4, 31, 2 * day_ms + 4]
+    assert time.monotonic() - begin_s < 10
+
+
 def test_lanes_never_overlap_and_are_as_few_as_can_be() -> None:
     lanes = Lanes()
     given = [(0, 10), (1, 3), (2, 8), (3, 4), (5, 6), (10, 12), (11, 11), (11, 13)]
@@ -270,109 +286,3 @@ def test_a_folder_with_a_hostile_name_is_written_to_and_no_other(store: Path, tm
     assert export(store, "--format", "parquet", "-o", folder) == 0
 
     assert len(list(folder.glob("*.parquet"))) == len(schema.TABLES)
-
-
-# What is refused ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--format", "otlp"], "--endpoint"),
-        (["--format", "perfetto", "--endpoint", "http://x"], "belong together"),
-        (["--format", "otlp", "--endpoint", "ftp://x"], "no OTLP endpoint"),
-        (["--format", "otlp", "--endpoint", "http://x:99999"], "no OTLP endpoint"),
-        (["--format", "perfetto", "--from", "yesterday"], "--from wants a time"),
-        (["--format", "perfetto", "--requests", "nobody"], "nobody"),
-        (["--format", "parquet", "-o", "-"], "name a folder"),
-        (["--format", "perfetto", "-o", "/nowhere/x"], "cannot be written"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    store: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert export(store, *arguments) in (1, 2)
-
-    message = capsys.readouterr().err
-    assert message.startswith("kvtrace: error: ")
-    assert message.count("\n") == 1
-    assert said in message
-
-
-def test_nothing_is_overwritten_and_nothing_half_is_left(store: Path, tmp_path: Path) -> None:
-    target = tmp_path / "x.trace"
-    target.write_text("mine")
-    assert export(store, "--format", "perfetto", "-o", target) == 1
-    assert export(store, "--format", "perfetto", "-o", tmp_path / "missing" / "x") == 1
-
-    assert target.read_text() == "mine"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_an_empty_store_exports_to_empty_files(tmp_path: Path) -> None:
-    path = tmp_path / "empty.duckdb"
-    path.write_bytes(empty_store())
-    for form in ("perfetto", "otlp-json", "parquet"):
-        assert export(path, "--format", form, "-o", tmp_path / form) == 0
-
-    exported.Reader().parse((tmp_path / "perfetto").read_bytes())
-    assert (tmp_path / "otlp-json").read_bytes() == b""
-
-
-def test_a_missing_package_is_named_with_what_to_install(store: Path) -> None:
-    script = (
-        "import sys; sys.modules['perfetto'] = None\nfrom kvtrace import cli\n"
-        f"sys.exit(cli.main(['export', {str(store)!r}, '--format', 'perfetto', '-o', '-']))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 1
-    assert "pip install 'kvtrace[perfetto]'" in done.stderr
-
-
-# Size --------------------------------------------------------------------------------------------------------
-
-_REQUESTS = 10_000
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store of many requests of 20 segments each, made in SQL."""
-    path = tmp_path_factory.mktemp("large") / "large.duckdb"
-    path.write_bytes(empty_store())
-    with Store.open(path, "write") as opened:
-        opened.execute(
-            "INSERT INTO request BY NAME SELECT i AS request_key, 'kvt-' || i AS request_id, 0 AS attempt, "
-            "'push' AS mode, 'complete' AS verdict, 'router' AS scope, 'p' AS prefill_engine, 'd' AS decode_engine, "
-            "1000000000000000000 + i * 1000000 AS start_ns, start_ns + 20000000 AS first_token_ns, "
-            "start_ns + 50000000 AS end_ns, 20000000 AS ttft_ns FROM range($n) AS t(i)",
-            {"n": _REQUESTS},
-        )
-        opened.execute(
-            "INSERT INTO segment BY NAME SELECT request_key, p AS position, 'wire' AS cause, 'transfer' AS class, "
-            "'transfer' AS \"where\", start_ns + p * 1000000 AS start_ns, start_ns + (p + 1) * 1000000 AS end_ns "
-            "FROM request, range(20) AS t(p)"
-        )
-    return path
-
-
-@pytest.mark.parametrize("form", ["perfetto", "otlp-json", "parquet"])
-def test_memory_does_not_grow_with_the_store(large: Path, tmp_path: Path, form: str) -> None:
-    """Ten times as many requests take about as much memory."""
-    peak = {}
-    for count in (_REQUESTS // 10, _REQUESTS):
-        end = (dt.datetime(2001, 9, 9, 1, 46, 40) + dt.timedelta(milliseconds=count)).isoformat()  # noqa: DTZ001 -- UTC
-        target = tmp_path / f"{form}-{count}"
-        script = (
-            "import resource, sys\nfrom kvtrace import cli\n"
-            f"wanted = ['--format', {form!r}, '-o', {str(target)!r}, '--to', {end!r}]\n"
-            f"code = cli.main(['export', {str(large)!r}, *wanted])\n"
-            "print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-        code, peak_kib = map(int, done.stdout.split())
-        assert code == 0, done.stderr
-        peak[count] = peak_kib
-
-    small, whole = peak.values()
-    assert whole < 1.1 * small + 20_000, peak

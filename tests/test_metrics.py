@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvtrace import stages
 from kvtrace.collect import Recorder
 from kvtrace.metrics import names
+from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.live import Endpoint, MetricsObserver
 from kvtrace.metrics.values import Values
 from kvtrace.store import Store
@@ -103,6 +105,8 @@ def test_counts_are_the_stores(shown: tuple[Samples, Path, str]) -> None:
     for cause in causes:
         spent_s = total(found, "kvtrace_ttft_cause_seconds_total", cause=cause["cause"])
         assert spent_s == pytest.approx(cause["ns"] / 1e9, abs=1e-9), cause
+    # Scopes do not compare, so a cause's time can be told by them, as the whole can.
+    assert total(found, "kvtrace_ttft_cause_seconds_total", scope="router") == pytest.approx(ttft_s, abs=1e-9)
     assert total(found, "kvtrace_events_total") == events
     assert total(found, "kvtrace_in_flight_requests") == 0
 
@@ -165,6 +169,42 @@ def test_series_do_not_grow_with_requests(tmp_path: Path) -> None:
     assert output.exists()
 
 
+def test_what_has_not_gone_wrong_yet_is_zero_and_not_missing(tmp_path: Path) -> None:
+    """Of a series that begins at 1 Prometheus cannot tell that it grew, so the first failure would alarm nobody."""
+    text, _ = record(tmp_path, push(name="kvt-a"))
+    found = {key: value for key, value in samples(text).items() if not value}
+
+    def zero(name: str, **labels: str) -> bool:
+        return any(one == name and labels.items() <= dict(own).items() for one, own in found)
+
+    for verdict in ("failed", "expired", "corrupt"):
+        assert zero("kvtrace_requests_total", verdict=verdict, mode="push", prefill="engine-p", decode="engine-d")
+    for engine in ("engine-p", "engine-d"):
+        assert zero("kvtrace_leases_expired_total", engine=engine)
+        assert zero("kvtrace_transfers_total", engine=engine, outcome="failed")
+        assert zero("kvtrace_handshakes_total", engine=engine, outcome="failed")
+    assert all(zero("kvtrace_lost_records_total", kind=kind) for kind in ("core", "api", "router"))
+
+
+def test_a_write_is_seen_by_the_rank_that_it_is_for() -> None:
+    """The notification of another rank's write is no sign of it, and none from before its own post."""
+    values = Values({})
+    engines = Engines(values, lambda _: Place("engine-p", "worker"))
+    trace = Trace()
+    for rank, posted_ms, told_ms, done_ms in ((0, 10, 12, 13), (1, 20, 26, 29), (2, 30, 5, 33)):
+        trace.at(posted_ms - 1, stages.PREPARED, "p", rank, 20, rank, ref="d", process=2)
+        trace.at(posted_ms, stages.POST_STARTED, "p", rank, process=2)
+        trace.at(posted_ms + 1, stages.POST_ENDED, "p", rank, 1000, 20, 0, process=2)
+        trace.at(told_ms, stages.NOTIFIED, "d", rank, process=2)
+        trace.at(done_ms, stages.TRANSFER_DONE, "p", rank, process=2)
+    engines.add(Event(*event) for event in trace.events)
+    engines.advance(trace.events[-1].t_ns + 10_000_000_000)
+    (seen,) = (family for family in values.collect() if family.name == "kvtrace_transfer_seen_seconds")
+
+    total_s = next(sample.value for sample in seen.samples if sample.name.endswith("_sum"))
+    assert total_s == pytest.approx(0.002 + 0.006 + 0.003, abs=1e-9)
+
+
 def test_engines_beyond_the_cap_share_one_value() -> None:
     values = Values({})
     for number in range(1000):
@@ -187,6 +227,19 @@ def test_hostile_label_values_are_escaped(tmp_path: Path) -> None:
         found = samples(scrape(endpoint))
 
     assert total(found, "kvtrace_steps_total", engine=hostile, model=hostile) == 2
+
+
+def test_a_request_that_makes_the_library_fail_is_refused_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever can reach the port cannot fill the recorder's stderr."""
+    with Endpoint(Values({}), "127.0.0.1", 0) as endpoint:
+        asked = urllib.request.Request(  # noqa: S310 -- loopback
+            endpoint.url, headers={"Accept": "application/openmetrics-text; version=x"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(asked, timeout=10)  # noqa: S310 -- loopback
+        assert "kvtrace_events_total" in scrape(endpoint)
+
+    assert capfd.readouterr().err == ""
 
 
 def test_a_scrape_during_a_recording_moves(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kvtrace record` as a user runs it: real commands, real emitters, real signals; the lab stood in for."""
+"""`kvtrace record` as a user runs it: real commands, real emitters, real signals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvtrace import cli
-from kvtrace.cli import record
-from kvtrace.errors import LabError
-from kvtrace.lab import metrics, stack, workload
+from kvtrace.cli import recording
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
@@ -266,11 +264,11 @@ def test_the_spool_of_what_still_runs_is_kept_and_named(tmp_path: Path, emitter:
 def test_shared_memory_is_used_only_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = tmp_path / "roomy"
     roomy.mkdir()
-    monkeypatch.setattr(record, "_SHARED_MEMORY", roomy)
+    monkeypatch.setattr(recording, "_SHARED_MEMORY", roomy)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
-    assert record._make_spool().parent == roomy
+    assert recording.make_spool().parent == roomy
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
-    assert record._make_spool().parent == tmp_path / "temporary"
+    assert recording.make_spool().parent == tmp_path / "temporary"
 
 
 def test_a_command_is_recorded_where_the_labs_parts_are_missing(tmp_path: Path) -> None:
@@ -281,106 +279,6 @@ def test_a_command_is_recorded_where_the_labs_parts_are_missing(tmp_path: Path) 
     assert ended.returncode == 0
 
 
-# The lab ---------------------------------------------------------------------------------------------
-
-
-class FakeLab:
-    """Stands in for engines and router: comes up at once."""
-
-    arguments: dict[str, Any]
-
-    def __init__(self, mode: str, **arguments: Any) -> None:
-        FakeLab.arguments = {"mode": mode, **arguments}
-        self.url = "http://lab"
-        self.commands = {"prefill-0": "python -m vllm"}
-        self.engines: list[Any] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replace lab and load; `answer` is called in the place of the load."""
-    state: dict[str, Any] = {"answer": lambda count: count}
-    monkeypatch.setattr(stack, "Lab", FakeLab)
-
-    def drive(url: str, **settings: Any) -> Any:
-        state["load"] = settings
-        completed = state["answer"](settings["requests"])
-        return SimpleNamespace(completed=range(completed), to_text=lambda: "figures of the load")
-
-    monkeypatch.setattr(workload, "run", drive)
-    return state
-
-
-def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
-    store = tmp_path / "run.duckdb"
-    asked = (
-        "--lab pull --requests 3 --rate 5 --input-len 7 --output-len 2 --seed 9 --prefill 2 --decode 1 --verify-kv 0.2"
-    )
-    assert cli.main(["record", "-o", str(store), *asked.split()]) == 0
-    assert FakeLab.arguments["mode"] == "pull"
-    assert (FakeLab.arguments["prefill"], FakeLab.arguments["decode"]) == (2, 1)
-    assert FakeLab.arguments["verify_kv"] == 0.2
-    asked_load = {"requests": 3, "rate_qps": 5.0, "input_len": 7, "output_len": 2, "seed": 9}
-    assert asked_load.items() <= lab["load"].items()
-    assert answer(store, "SELECT value FROM run WHERE name = 'command.prefill-0'") == "python -m vllm"
-    assert '"rate_qps": 5.0' in answer(store, "SELECT value FROM run WHERE name = 'workload'")
-    assert not FakeLab.arguments["spool"].exists()
-
-
-def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
-    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(metrics, "read", lambda _engines: {"p0": {"requests finished": 0.0, "transfers": 2.0}})
-    store = tmp_path / "run.duckdb"
-    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 0
-    assert (
-        answer(store, "SELECT value FROM run WHERE name = 'metrics.p0'")
-        == '{"requests finished": 0.0, "transfers": 2.0}'
-    )
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert "agree in 1 of 8 totals; 1 differ without explanation, transfers of p0 among them" in told
-    assert told.endswith(f"see `kvtrace explain {store} --reconcile`")
-
-
 def test_a_rate_of_checking_needs_engines_to_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["record", "-o", str(tmp_path / "x"), "--spool", str(tmp_path), "--verify-kv", "0.1"]) == 2
     assert "set KVTRACE_VERIFY_KV where engines start" in capfd.readouterr().err
-
-
-def test_requests_that_fail_make_the_exit_code_1_and_the_store_is_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
-    lab["answer"] = lambda count: count - 1
-    store = tmp_path / "run.duckdb"
-    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 1
-    assert store.exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_lab_keeps_what_was_served(tmp_path: Path, lab: dict[str, Any], number: signal.Signals) -> None:
-    def interrupted(_count: int) -> int:
-        os.kill(os.getpid(), number)
-        time.sleep(5)
-        raise AssertionError("the signal did not arrive")
-
-    lab["answer"] = interrupted
-    store = tmp_path / "run.duckdb"
-    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 128 + number
-    assert store.exists()
-
-
-def test_a_lab_that_does_not_come_up_leaves_no_store(
-    tmp_path: Path, lab: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    def failing(_count: int) -> int:
-        raise LabError("prefill-0 ended with exit code 1 while starting")
-
-    lab["answer"] = failing
-    store = tmp_path / "run.duckdb"
-    assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 1
-    assert capfd.readouterr().err.splitlines()[-1] == "kvtrace: error: prefill-0 ended with exit code 1 while starting"
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == []

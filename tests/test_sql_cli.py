@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,3 +104,18 @@ def test_a_refusal_is_one_line(
     assert said in shown.err
     with Store.open(store) as opened:
         assert opened.rows("SELECT count(*) AS n FROM request") == [{"n": 2}]
+
+
+def test_an_interrupt_ends_a_query_at_once_and_says_nothing(store: Path) -> None:
+    """Python hears of the signal only when DuckDB comes back to it, which this query does not."""
+    endless = "SELECT sum(a.range * b.range) AS n FROM range(10000000) AS a, range(10000000) AS b"
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "kvtrace", "sql", store, endless], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        time.sleep(3)
+        asking.send_signal(signal.SIGINT)
+        assert asking.communicate(timeout=5) == (b"", b"")
+    finally:
+        asking.kill()
+    assert asking.returncode in (-signal.SIGINT, 130)  # the latter if it had not come so far

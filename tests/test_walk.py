@@ -14,6 +14,7 @@ import pytest
 
 from kvtrace import assemble, attribution, critical_path, schema, stages
 from kvtrace.analyze import load_events, load_processes
+from kvtrace.errors import UsageError
 from kvtrace.model import Attribution, Event
 from kvtrace.schema import walk
 from kvtrace.schema.walk import answers
@@ -62,11 +63,11 @@ def expected(answer: Attribution) -> Row:
     row: Row = {
         "client_request_id": request.client_request_id, "mode": request.mode, "ttft_ns": answer.ttft_ns,
         "prefill_engine": request.prefill_engine, "decode_engine": request.decode_engine,
-        "first_token_ns": answer.first_token_ns,
+        "first_token_ns": answer.first_token_ns, "scope": answer.scope,
     }  # fmt: skip
     if answer.ttft_ns is not None:
         row |= {
-            "scope": answer.scope, "start_ns": answer.start_ns, "compute_run_ns": shares["compute.run"],
+            "start_ns": answer.start_ns, "compute_run_ns": shares["compute.run"],
             "compute_queue_ns": shares["compute.queue"], "coordination_ns": shares["coordination"],
             "compute_ns": shares["compute.run"] + shares["compute.queue"], "transfer_ns": shares["transfer"],
             "unattributed_ns": shares["unattributed"], "transfer_low_ns": answer.transfer_low_ns,
@@ -135,6 +136,16 @@ def test_both_engines_agree_on_random_graphs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(critical_path, "_INCOMING", incoming)
     with filled(tmp_path / "graph.duckdb", range(100 + 4 * seed, 104 + 4 * seed), 25) as store:
         assert compare(store, edges) >= ANSWERED_LEAST / 2
+
+
+@pytest.mark.parametrize(
+    "given", [{"requests": -1}, {"pairs": 0}, {"per_s": 0.0}, {"push_share": 1.5}, {"odd_share": float("nan")}], ids=str
+)
+def test_a_fleet_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
+    (name,) = given
+
+    with pytest.raises(UsageError, match=f"a fleet's {name} is"):
+        Fleet(**{"requests": 1, **given})
 
 
 def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:

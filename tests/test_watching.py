@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
+from kvtrace import cli
 from kvtrace.collect import Recorder
 from kvtrace.errors import ExportError, UsageError
+from kvtrace.exporters import source, traces
 from kvtrace.exporters.live import Sampling, SpanObserver
-from kvtrace.exporters.otlp import Sender, split_endpoint
+from kvtrace.exporters.otlp import Sender, _size_bytes
+from kvtrace.exporters.receiver import split_endpoint
+from kvtrace.exporters.sdk import Translation
+from kvtrace.exporters.spans import RunFacts, Span
 from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
@@ -163,15 +169,44 @@ def test_a_dead_receiver_costs_counted_drops_and_nothing_else(tmp_path: Path) ->
     assert observer.health.dropped == int(facts["recorder.otlp_dropped_spans"])
 
 
+@pytest.mark.parametrize("transport", RECEIVERS)
+def test_rejected_spans_are_not_counted_as_sent(tmp_path: Path, transport: str) -> None:
+    """A receiver may take a message and reject some of its spans; the exporters do not look."""
+    path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
+    with RECEIVERS[transport](rejects=3) as received:
+        code = cli.main(["export", str(path), "--format", "otlp", "--endpoint", received.endpoint])
+        sender = Sender(received.endpoint, {})
+        sender.offer(spans_of(path))
+        sender.close()
+    made = len(spans_of(path))
+
+    assert code == 1
+    assert len(received.spans()) == 2 * made
+    assert (sender.health.exported, sender.health.dropped) == (made - 3, 3)
+    assert sender.health.failure == "the receiver rejected 3 spans of a batch: not <b>today</b>"
+
+
+def test_a_redirection_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An exporter does not follow one, so nothing arrives: the user learns where to."""
+    path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
+    with RECEIVERS["http"](status=301) as received:
+        assert cli.main(["export", str(path), "--format", "otlp", "--endpoint", received.endpoint]) == 1
+
+    said = capsys.readouterr().err
+    assert "sent 0 spans of 1 requests" in said
+    assert "points to https://elsewhere.example/v1/traces: name that address instead" in said
+
+
+def spans_of(path: Path) -> list[Span]:
+    with Store.open(path) as store:
+        (told,) = next(source.batches(store, source.Choice()))
+        return traces.spans(told, RunFacts.of(store))
+
+
 def test_offering_never_waits(tmp_path: Path) -> None:
     """A full queue drops at once."""
     path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))
-    from kvtrace.exporters import source, traces
-    from kvtrace.exporters.spans import RunFacts
-
-    with Store.open(path) as store:
-        (told,) = next(source.batches(store, source.Choice()))
-        spans = traces.spans(told, RunFacts.of(store))
+    spans = spans_of(path)
     sender = Sender(DEAD, {})
     begin_s = time.monotonic()
     for _ in range(3000):
@@ -182,6 +217,37 @@ def test_offering_never_waits(tmp_path: Path) -> None:
     assert offered_s < 1.0
     assert sender.health.dropped == 3000 * len(spans)
     assert sender.health.crowded_out >= 900 * len(spans)
+
+
+def test_a_message_is_about_as_large_as_it_is_taken_to_be(tmp_path: Path) -> None:
+    """A receiver refuses what is larger than 4 MiB, and a path may have thousands of stretches."""
+    (span, *_) = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    for name, value in list(span.attributes.items()):
+        if isinstance(value, list):
+            span.attributes[name] = value * 2000
+    made = Translation().of([span], {})
+
+    encoded_bytes = encode_spans(made).ByteSize()
+    assert encoded_bytes > 500_000
+    assert 0.9 < _size_bytes(span) / encoded_bytes < 1.5
+
+
+def test_what_is_in_hand_when_sending_ends_is_counted(tmp_path: Path) -> None:
+    """On a busy machine making a message takes long, and whoever asks for the counts asks once: after the end."""
+    spans = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    sender = Sender(DEAD, {})
+    making = sender._translation.of
+
+    def slowly(batch: list[Span], resource: Any) -> Any:
+        time.sleep(1.5)
+        return making(batch, resource)
+
+    sender._translation.of = slowly  # type: ignore[method-assign]
+    for _ in range(500):
+        sender.offer(spans)
+    sender.close(0.1)
+
+    assert sender.health.dropped == 500 * len(spans)
 
 
 def test_one_that_waits_gives_up_on_a_dead_receiver(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ DEBUG_VARIABLE = "KVTRACE_DEBUG"
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+_INTERRUPTED_QUERY = "Query interrupted"
 _LAST_STANDARD_DESCRIPTOR = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -133,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is written to a file by name is the business of whoever names it; stdout has none.
         return _unwritten(error) if error.errno in _FULL and error.filename is None else _unexpected(error)
     except Exception as error:  # noqa: BLE001 -- the last stop: the user gets a line, not a traceback
-        return _unexpected(error)
+        # DuckDB takes SIGINT over while it works on a query, and then says so in an error of its own.
+        return EXIT_INTERRUPTED if str(error) == _INTERRUPTED_QUERY else _unexpected(error)
     return outcome if isinstance(outcome, int) else 0
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import os
 import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
-from kvtrace.errors import ExportError, UsageError, in_one_line
+from kvtrace.cli import target
+from kvtrace.errors import UsageError
 from kvtrace.exporters.source import NEVER_NS, Choice, batches
+from kvtrace.messages import say
 from kvtrace.report import selection
 from kvtrace.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MEMORY_BYTES = 512 * 1024 * 1024
 
@@ -75,12 +71,14 @@ def command(
         choice = Choice(chosen, *span)
         if form is Format.OTLP:
             return _send(store, choice, endpoint or "")
-        target = output or run.with_name(run.stem + _SUFFIXES[form])
+        output = output or run.with_name(run.stem + _SUFFIXES[form])
         if form is not Format.PARQUET:
-            _write_file(store, choice, target, form, force=force)
+            with target.opened(output, run, force=force) as out:
+                count = _write_file(store, choice, out, form)
+            _report(output, form, count)
             return 0
     # DuckDB allows no second connection of other rights beside the first.
-    _write_folder(run, choice, target, force=force)
+    _write_folder(run, choice, output, force=force)
     return 0
 
 
@@ -97,55 +95,25 @@ def _time(text: str | None, option: str, default_ns: int) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
-def _write_folder(run: Path, choice: Choice, target: Path, *, force: bool) -> None:
+def _write_folder(run: Path, choice: Choice, folder: Path, *, force: bool) -> None:
     from kvtrace.exporters import parquet
 
-    if target == Path("-"):
-        raise UsageError("parquet is one file per table: name a folder with -o")
-    if target.exists() and not target.is_dir():
-        raise ExportError(f"{target} is a file; name a folder with -o")
-    if not force and target.is_dir() and any(target.glob("*.parquet")):
-        raise ExportError(f"{target} holds Parquet files already and is not overwritten; use --force or another folder")
-    written = parquet.write(run, choice, target)
-    _report(target, Format.PARQUET, written["request"])
+    target.check_folder(folder, "*.parquet", force=force)
+    written = parquet.write(run, choice, folder)
+    _report(folder, Format.PARQUET, written["request"])
 
 
-def _write_file(store: Store, choice: Choice, target: Path, form: Format, *, force: bool) -> None:
-    with _opened(target, force=force) as out:
-        if form is Format.PERFETTO:
-            from kvtrace.exporters import perfetto
+def _write_file(store: Store, choice: Choice, out: BinaryIO, form: Format) -> int:
+    """Write what a format wants of the requests chosen and return how many there are."""
+    if form is Format.PERFETTO:
+        from kvtrace.exporters import perfetto
 
-            count = perfetto.write(store, choice, out)
-        else:
-            from kvtrace.exporters import otlp_json, spans, traces
+        return perfetto.write(store, choice, out)
+    from kvtrace.exporters import otlp_json, spans, traces
 
-            facts = spans.RunFacts.of(store)
-            whole = (traces.spans(told, facts) for batch in batches(store, choice) for told in batch)
-            count = otlp_json.write(whole, out, facts.resource)
-    if target != Path("-"):
-        _report(target, form, count)
-
-
-@contextlib.contextmanager
-def _opened(target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Open what is to be written; a file appears under its name when it is whole, and after an error not at all."""
-    if target == Path("-"):
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if target.is_dir():
-        raise ExportError(f"{target} is a folder; name a file with -o")
-    if target.exists() and not force:
-        raise ExportError(f"{target} exists and is not overwritten; use --force or name another file with -o")
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as out:
-            yield out
-        unfinished.replace(target)
-    except OSError as error:
-        raise ExportError(f"{target} cannot be written: {error.strerror}; name another file with -o") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    facts = spans.RunFacts.of(store)
+    whole = (traces.spans(told, facts) for batch in batches(store, choice) for told in batch)
+    return otlp_json.write(whole, out, facts.resource)
 
 
 def _send(store: Store, choice: Choice, endpoint: str) -> int:
@@ -160,15 +128,12 @@ def _send(store: Store, choice: Choice, endpoint: str) -> int:
                 sender.offer(traces.spans(told, facts))
                 count += 1
     health = sender.health
-    _say(f"sent {health.exported} spans of {count} requests to {endpoint}")
+    say(f"sent {health.exported} spans of {count} requests to {endpoint}")
     if health.dropped:
-        _say(f"{health.dropped} spans were not taken: {health.failure or 'no reason was given'}")
+        say(f"{health.dropped} spans were not taken: {health.failure or 'no reason was given'}")
     return 1 if health.dropped else 0
 
 
-def _report(target: Path, form: Format, count: int) -> None:
-    _say(f"wrote {shlex.quote(str(target))}: {count} requests; {_NEXT[form]}")
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"kvtrace: {in_one_line(message)}\n")
+def _report(path: Path, form: Format, count: int) -> None:
+    if path != target.STDOUT:
+        say(f"wrote {shlex.quote(str(path))}: {count} requests; {_NEXT[form]}")

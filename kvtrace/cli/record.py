@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -12,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,19 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtrace.cli import watching
+from kvtrace.cli.recording import is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import say, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
-
-_SPOOL_PREFIX = "kvtrace-spool-"
-_SPOOL_FREE_BYTES = 1 << 30
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +171,7 @@ def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv
 
     # A command may name files in bytes that are no text; a store holds text.
     line = shlex.join(argv).encode(errors="backslashreplace").decode()
-    with _recording(output, [_make_spool()], {"command": line}, watch, force=force) as recorder:
+    with recording(output, [make_spool()], {"command": line}, watch, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
             say(note)
@@ -194,11 +187,11 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
     load = workload.Load(**wanted.given())
     sizes = {side: count for side in ("prefill", "decode") if (count := getattr(engines, side)) is not None}
     facts = {"command": shlex.join(sys.argv), "workload": json.dumps(asdict(load))}
-    folder = _make_spool()
+    folder = make_spool()
     recorder: Recorder | None = None
     try:
         with (
-            _recording(output, [folder], facts, watch, force=force) as recorder,
+            recording(output, [folder], facts, watch, force=force) as recorder,
             stop_signals(raise_interrupt) as seen,
         ):
             try:
@@ -237,9 +230,9 @@ def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bo
         except OSError as error:
             raise StoreError(f"the spool folder {folder} cannot be made: {error.strerror}") from error
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
-    delete = not once or all(_is_private(folder) for folder in folders)
+    delete = not once or all(is_private(folder) for folder in folders)
     ended = threading.Event()
-    with _recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
+    with recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
         if once:
             return 0
         with stop_signals(lambda *_: ended.set()):
@@ -249,77 +242,3 @@ def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bo
                     say(f"{recorder.failure}; trying again")
                 failure = recorder.failure
     return 0
-
-
-# What they share -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _recording(
-    output: Path,
-    spools: list[Path],
-    facts: Mapping[str, str],
-    watch: Watch,
-    *,
-    force: bool,
-    delete_consumed: bool = True,
-) -> Iterator[Recorder]:
-    """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
-    from kvtrace.collect import Recorder
-
-    recorder = Recorder(
-        output,
-        spools,
-        {"host": platform.node(), **facts},
-        delete_consumed=delete_consumed,
-        force=force,
-        observers=watch.observers(spools),
-    )
-    try:
-        with recorder:
-            recorder.start()
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
-            say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
-            yield recorder
-    finally:
-        kept = [spool for spool in recorder.spools if _is_private(spool) and not _clear(spool)]
-        for spool in kept:
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
-            say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
-    _report(recorder)
-    for message in watch.report():
-        say(message)
-
-
-def _report(recorder: Recorder) -> None:
-    """Say what was written and what to type next."""
-    stats = recorder.stats
-    for message in stats.skipped:
-        say(message)
-    if stats.lost:
-        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
-    if not stats.events:
-        say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
-    say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
-
-
-def _make_spool() -> Path:
-    """Return a new private folder, in shared memory where there is room, so that no disk slows the engines down."""
-    folder = Path(tempfile.gettempdir())
-    with suppress(OSError):
-        if shutil.disk_usage(_SHARED_MEMORY).free >= _SPOOL_FREE_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
-            folder = _SHARED_MEMORY
-    return Path(tempfile.mkdtemp(prefix=_SPOOL_PREFIX, dir=folder))
-
-
-def _is_private(folder: Path) -> bool:
-    """Return True for a folder that a recorder made for itself."""
-    return folder.name.startswith(_SPOOL_PREFIX) and folder.parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}
-
-
-def _clear(folder: Path) -> bool:
-    """Remove a private folder unless it still holds spool files; return True once it is gone."""
-    if next(folder.glob("*.kvt"), None) is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()

@@ -1,8 +1,9 @@
-"""The signals by which a recording is stopped."""
+"""The signals by which a recording or a query is stopped."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,3 +32,16 @@ def stop_signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[li
 def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
     """Handle a signal as Ctrl-C is handled. Raises KeyboardInterrupt."""
     raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Let SIGINT end the process as it ends one that handles no signals: a query of DuckDB need not hear of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

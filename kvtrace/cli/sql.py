@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtrace import queries
+from kvtrace.cli.signals import interrupted_at_once
 from kvtrace.errors import QueryError, UsageError
 from kvtrace.store import Rows, Store
 
@@ -41,7 +42,8 @@ def command(
         return
     if store is None or not question:
         raise UsageError("name a store and a query: kvtrace sql RUN.duckdb NAME; --list names the queries")
-    rows = _answer(store, " ".join(question), _given(param or []))
+    with interrupted_at_once():
+        rows = _answer(store, " ".join(question), _given(param or []))
     if as_json:
         sys.stdout.writelines(_json(rows))
     elif as_csv:

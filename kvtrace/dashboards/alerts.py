@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from kvtrace.metrics import names
+from kvtrace.verdict import CORRUPT
 
 COORDINATION_SHARE_MOST = 0.5
 RECORDER_LAG_SECONDS_MOST = 10
@@ -54,6 +55,14 @@ ALERTS: tuple[Alert, ...] = (
         "critical",
         "More than 1 % of the hand-offs fail or expire.",
         "Look at the board Hand-off, panels How requests ended and Failures.",
+    ),
+    Alert(
+        "KvtraceBlocksCorrupt",
+        f'sum by (run) (increase({names.REQUESTS.name}{{verdict="{CORRUPT}"}}[5m])) > 0',
+        "0m",
+        "critical",
+        "Blocks on D differ from what P had computed: such answers are suspect.",
+        "`kvtrace sql RUN.duckdb integrity` names the requests; find out who wrote into their blocks.",
     ),
     Alert(
         "KvtraceCoordinationHigh",

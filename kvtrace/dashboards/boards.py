@@ -134,9 +134,9 @@ def chosen(name: str, label: str, doc: str, sql: str, *, with_all: bool = True) 
     return _query(name, label, doc, duckdb_source(), sql, sql, with_all=with_all, all_value=ALL)
 
 
-def label_of(name: str, label: str, doc: str, metric: str) -> Json:
-    """Return a variable of the values that a Prometheus label of a metric has; `All` matches any."""
-    text = f"label_values({metric}, {name})"
+def label_of(name: str, label: str, doc: str, metric: str, of: str = "") -> Json:
+    """Return a variable of the values that a metric's Prometheus label `of`, else `name`, has; `All` matches any."""
+    text = f"label_values({metric}, {of or name})"
     query = {"query": text, "refId": "A"}
     return _query(name, label, doc, prometheus_source(), query, text, with_all=True, all_value=".*")
 

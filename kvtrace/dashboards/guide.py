@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from kvtrace.dashboards.alerts import ALERTS
@@ -35,7 +36,9 @@ Three dashboards, for Grafana 10.4 and later:
   release into Grafana's plug-in folder and set `GF_PLUGINS_ALLOW_LOADING_UNSIGNED_PLUGINS={DUCKDB}`.
   It needs glibc 2.35: the image `{GRAFANA_IMAGE}`, not the default one (Alpine). It is not signed, so Grafana Cloud
   does not load it.
-- **For Live**: a Prometheus that scrapes `kvtrace record --metrics {METRICS_PORT}` (`prometheus.yaml`).
+- **For Live**: a Prometheus that scrapes `kvtrace record --metrics {METRICS_PORT}` (`prometheus.yaml`). The compose
+  file's own, in its container, does not reach the host's loopback, where metrics are shown unless a host is named: give
+  `--metrics 172.17.0.1:{METRICS_PORT}`, which is Docker's bridge as a rule.
 
 ## Ways in
 
@@ -108,7 +111,7 @@ def _alerts() -> Iterable[str]:
     yield "| alert | it says | what to do |"
     yield "|---|---|---|"
     for alert in ALERTS:
-        summary = alert.summary.replace("{{ $labels.engine }}", "An engine").replace("{{ $labels.kind }}", "a kind")
+        summary = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda label: label[1].upper(), alert.summary)
         yield f"| {alert.name} | {summary} | {alert.step} |"
     yield ""
 

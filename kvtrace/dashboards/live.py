@@ -11,6 +11,7 @@ from kvtrace.palette import CLASS_COLOUR, GREY, VERMILION, YELLOW
 UID = "kvtrace-live"
 _RUN = 'run=~"$run",model=~"$model",connector=~"$connector"'
 _PAIR = 'prefill=~"$prefill",decode=~"$decode"'
+_SCOPE = "Where the first token was seen; scopes do not compare: choose one where there are several."
 _WINDOW = "$__rate_interval"
 
 
@@ -21,6 +22,8 @@ def chosen(metric: Metric, extra: str = "", suffix: str = "") -> str:
         matchers.append(_PAIR)
     elif "decode" in metric.labels:
         matchers.append('decode=~"$decode"')
+    if "scope" in metric.labels:
+        matchers.append('scope=~"$ttft_scope"')
     if extra:
         matchers.append(extra)
     return f"{metric.name}{suffix}{{{','.join(matchers)}}}"
@@ -55,6 +58,8 @@ def board() -> Board:
             label_of("model", "Model", "Only this model.", names.RUN_INFO.name),
             label_of("prefill", "P", "Only requests with this engine as P.", pair),
             label_of("decode", "D", "Only requests with this engine as D.", pair),
+            # Not named as the variable of Hand-off, which knows no All and would be given it by a link.
+            label_of("ttft_scope", "Scope", _SCOPE, f"{names.TTFT.name}_count", "scope"),
             label_of("connector", "Connector", "Only this connector.", names.RUN_INFO.name),
         ),
         {
@@ -209,7 +214,7 @@ def _burden() -> list[Panel]:
                 "transfers failed": rate(names.TRANSFERS, extra='outcome="failed"'),
                 "handshakes failed": rate(names.HANDSHAKES, extra='outcome="failed"'),
                 "leases expired": rate(names.EXPIRED),
-                "requests failed": rate(names.REQUESTS, extra='verdict=~"failed|aborted|expired"'),
+                "requests failed": rate(names.REQUESTS, extra='verdict=~"failed|aborted|expired|corrupt"'),
             },
             unit="ops",
             width=8,

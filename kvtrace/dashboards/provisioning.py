@@ -52,7 +52,7 @@ rule_files:
 scrape_configs:
   - job_name: kvtrace
     static_configs:
-      # Where `kvtrace record --metrics {METRICS_PORT}` runs, as seen from the container.
+      # Where `kvtrace record --metrics 172.17.0.1:{METRICS_PORT}` runs, as seen from the container: not on loopback.
       - targets: ["host.docker.internal:{METRICS_PORT}"]
 """
 

@@ -25,6 +25,7 @@ _EVENTS_SQL = """
 SELECT t_ns, stage::VARCHAR AS stage, process, a, b, c, d FROM event
 WHERE t_ns >= $from AND t_ns < $to AND stage::VARCHAR IN (SELECT unnest($stages)) ORDER BY t_ns
 """
+_NEXT_SQL = "SELECT min(t_ns) FROM event WHERE t_ns >= $from AND stage::VARCHAR IN (SELECT unnest($stages))"
 
 Event = tuple[int, str, int, int, int, int, int]
 Home = tuple[int, str]
@@ -138,9 +139,13 @@ def of_engine(packets: Packets, engine: str, roles: Mapping[str, str]) -> int:
 
 def _events(store: Store, from_ns: int, to_ns: int) -> Iterator[Event]:
     wanted = [stage.name for stage in _STAGES]
-    for start_ns in range(from_ns, to_ns, _WINDOW_NS):
-        span = {"from": start_ns, "to": min(to_ns, start_ns + _WINDOW_NS), "stages": wanted}
-        yield from store.select(_EVENTS_SQL, span).values
+    start_ns: int | None = from_ns
+    while start_ns is not None and start_ns < to_ns:
+        end_ns = min(to_ns, start_ns + _WINDOW_NS)
+        events = store.select(_EVENTS_SQL, {"from": start_ns, "to": end_ns, "stages": wanted}).values
+        yield from events
+        # Engines may have slept for days.
+        start_ns = end_ns if events else store.select(_NEXT_SQL, {"from": end_ns, "stages": wanted}).values[0][0]
 
 
 def _ordinal(lane: int) -> str:

@@ -12,19 +12,16 @@ import queue
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from kvtrace.errors import ExportError, UsageError
+from kvtrace.errors import ExportError
+from kvtrace.exporters.receiver import exporter
 from kvtrace.exporters.sdk import Translation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from opentelemetry.sdk.trace.export import SpanExporter
-
     from kvtrace.exporters.spans import Span
 
-GRPC_PORT = 4317
 QUEUE_REQUESTS = 2000
 TIMEOUT_S = 10.0
 FINISH_S = 5.0
@@ -32,7 +29,10 @@ FINISH_S = 5.0
 _BATCH_BYTES = 1 << 20
 _BATCH_REQUESTS = 64
 _FAILURES_MAX = 3
+_LET_GO_S = 5.0
 _ENTRY_BYTES = 64
+_VALUE_BYTES = 14  # a time, or what stands around a text
+_REASON_LETTERS_MAX = 500
 _LOGGER = "opentelemetry.exporter"
 
 
@@ -66,11 +66,13 @@ class Sender:
         self._endpoint = endpoint
         self._waits = waits
         self._failures = 0
-        self._exporter = _exporter(endpoint, timeout_s)
+        self._rejected = 0
+        self._exporter = exporter(endpoint, timeout_s, self._note_rejected)
         self._translation = Translation()
         self._listening = _Failures(self.health)
         self._queue: queue.Queue[list[Span] | None] = queue.Queue(QUEUE_REQUESTS)
         self._closing = threading.Event()
+        self._over = threading.Event()
         logging.getLogger(_LOGGER).addHandler(self._listening)
         self._thread = threading.Thread(target=self._run, name="kvtrace-otlp", daemon=True)
         self._thread.start()
@@ -98,9 +100,10 @@ class Sender:
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)  # wakes the thread if it waits
         self._thread.join(timeout_s)
-        # Ends the exporter's own waiting between attempts.
+        # The thread takes no more; what it has in hand it still counts, as soon as the exporter lets go of it.
+        self._over.set()
         self._exporter.shutdown()
-        self._thread.join(1.0)
+        self._thread.join(_LET_GO_S)
         while True:
             try:
                 left = self._queue.get_nowait()
@@ -110,7 +113,7 @@ class Sender:
         logging.getLogger(_LOGGER).removeHandler(self._listening)
 
     def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 first = self._queue.get(timeout=0.2)
             except queue.Empty:
@@ -139,30 +142,36 @@ class Sender:
     def _export(self, batch: list[Span]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        if self._closing.is_set() and self._failures >= _FAILURES_MAX:
+        if self._over.is_set() or (self._closing.is_set() and self._failures >= _FAILURES_MAX):
             self.health.failed += len(batch)
             return
+        self._rejected = 0
         try:
             sent = self._exporter.export(self._translation.of(batch, self.resource)) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 -- whatever it is, the next batch is tried
             sent, self.health.failure = False, f"{type(error).__name__}: {error}"
         self._failures = 0 if sent else self._failures + 1
         if sent:
-            self.health.exported += len(batch)
+            rejected = min(self._rejected, len(batch))
+            self.health.exported += len(batch) - rejected
+            self.health.failed += rejected
         else:
             self.health.failed += len(batch)
+
+    def _note_rejected(self, spans: int, reason: str) -> None:
+        """Take note of how many spans of a batch the receiver rejected; called from within `export`."""
+        self._rejected = spans
+        self.health.failure = f"the receiver rejected {spans} spans of a batch: {reason}"[:_REASON_LETTERS_MAX]
 
 
 def _size_bytes(span: Span) -> int:
     """Return about how large a span is in a message."""
-    values = span.attributes.values()
-    texts = sum(
-        len(text)
-        for value in values
-        for text in (value if isinstance(value, list) else (value,))
-        if isinstance(text, str)
+    entries = sum(
+        _VALUE_BYTES + (len(one.encode()) if isinstance(one, str) else 0)
+        for value in span.attributes.values()
+        for one in (value if isinstance(value, list) else (value,))
     )
-    return _ENTRY_BYTES * (4 + len(span.attributes) + len(span.points)) + texts + len(span.error)
+    return _ENTRY_BYTES * (4 + len(span.attributes) + len(span.points)) + entries + len(span.error)
 
 
 class _Failures(logging.Handler):
@@ -174,44 +183,4 @@ class _Failures(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the message."""
-        self._health.failure = record.getMessage()[:500]
-
-
-# Endpoints ---------------------------------------------------------------------------------------------------
-
-
-def _exporter(endpoint: str, timeout_s: float) -> SpanExporter:
-    """Return the exporter for an endpoint; headers and certificates come from OpenTelemetry's own variables."""
-    protocol, url, insecure = split_endpoint(endpoint)
-    try:
-        if protocol == "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-            return OTLPSpanExporter(endpoint=url, insecure=insecure, timeout=timeout_s)
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
-
-        return HttpSpanExporter(endpoint=url, timeout=timeout_s)
-    except ImportError as error:
-        message = f"sending spans needs a package that is missing ({error.name}): pip install 'kvtrace[otlp]'"
-        raise ExportError(message) from error
-
-
-def split_endpoint(endpoint: str) -> tuple[str, str, bool]:
-    """Return the protocol (grpc or http), the address for its exporter, and whether it goes unencrypted.
-
-    grpc:// and grpcs:// are gRPC, and so are http:// and https:// with port 4317 and no path; all else is HTTP, at
-    /v1/traces where no path is given. Raises UsageError for what is no such address.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        port = parts.port
-    except ValueError as error:
-        raise UsageError(f"{endpoint!r} is no OTLP endpoint: {error}") from error
-    if parts.scheme not in {"grpc", "grpcs", "http", "https"} or not parts.hostname:
-        raise UsageError(f"{endpoint!r} is no OTLP endpoint: use grpc://HOST:4317 or http://HOST:4318")
-    is_plain = parts.scheme in {"grpc", "http"}
-    if parts.scheme.startswith("grpc") or (port == GRPC_PORT and parts.path in {"", "/"}):
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return "grpc", f"{host}:{port or GRPC_PORT}", is_plain
-    path = parts.path if parts.path not in {"", "/"} else "/v1/traces"
-    return "http", parts._replace(path=path).geturl(), is_plain
+        self._health.failure = record.getMessage()[:_REASON_LETTERS_MAX]

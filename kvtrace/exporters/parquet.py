@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrace import schema
-from kvtrace.errors import ExportError
+from kvtrace.errors import DamageError, ExportError
 from kvtrace.exporters import source
 from kvtrace.store import Store
 from kvtrace.store.parquet import write_tables
@@ -33,12 +34,18 @@ def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
         of_chosen = f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"  # noqa: S608 -- of ours
         conditions = dict.fromkeys(schema.ANSWERS, of_chosen)
         conditions["event"] = "t_ns BETWEEN $first AND $last"
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".kvtrace-", dir=folder) as unfinished:
             written = write_tables(store, Path(unfinished), conditions, params)
             for file in Path(unfinished).iterdir():
                 file.replace(folder / file.name)
-    except OSError as error:
-        raise ExportError(f"{folder} cannot be written: {error.strerror}; name another folder with -o") from error
+    except (OSError, DamageError) as error:
+        if is_new:
+            with contextlib.suppress(OSError):  # something is in it after all, or it was never made
+                folder.rmdir()
+        # What DuckDB cannot write it says of the store, in whose connection it happened.
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ExportError(f"{folder} cannot be written: {why}; name another folder with -o") from error
     return written

@@ -51,6 +51,8 @@ _ROUTER_POINTS = (
     stages.ROUTER_DECIDED, stages.ROUTER_PREFILL_RETURNED, stages.ROUTER_FIRST_TOKEN, stages.ROUTER_FAILED,
     stages.ROUTER_CANCELLED,
 )  # fmt: skip
+# Engines are drawn through a pause without any of the requests, unless it is longer.
+_PAUSE_NS = 10_000_000_000
 # Arrows of one request, each with an id of its own.
 _TO_PREFILL, _TO_DECODE, _HANDOFF, _FLOWS = 0, 1, 2, 64
 
@@ -60,8 +62,7 @@ def write(store: Store, choice: Choice, out: BinaryIO) -> int:
 
     Raises ExportError where Perfetto's schema is not installed.
     """
-    from_ns, to_ns = source.extent(store, choice)
-    packets = Packets(out, from_ns)
+    packets = Packets(out, source.extent(store, choice)[0])
     path = packets.process(CRITICAL_PATH, CRITICAL_PATH)
     roles = {row["engine"]: row["role"] for row in store.rows(_ROLES_SQL)}
     places = homes(packets, store.rows(_PROCESSES_SQL), roles)
@@ -69,8 +70,9 @@ def write(store: Store, choice: Choice, out: BinaryIO) -> int:
     for batch in source.batches(store, choice):
         for told in batch:
             drawing.draw(told)
-    if drawing.count:
-        Engines(packets, places).draw(store, from_ns, to_ns + 1)
+    engines = Engines(packets, places)
+    for from_ns, to_ns in source.stretches(store, choice, _PAUSE_NS):
+        engines.draw(store, from_ns, to_ns + 1)
     return drawing.count
 
 

@@ -83,6 +83,18 @@ _EXTENT_SQL = f"""
 SELECT coalesce(min(start_ns), 0) AS from_ns, coalesce(max(greatest(end_ns, start_ns)), 0) AS to_ns FROM request
 WHERE {CHOSEN}
 """  # noqa: S608 -- of ours
+_STRETCHES_SQL = f"""
+WITH begun AS (
+  SELECT start_ns, greatest(end_ns, start_ns) AS end_ns, max(greatest(end_ns, start_ns)) OVER (
+    ORDER BY start_ns, request_key ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns, request_key
+  FROM request WHERE {CHOSEN}
+), numbered AS (
+  SELECT start_ns, end_ns, count(*) FILTER (start_ns - $apart > before_ns) OVER (
+    ORDER BY start_ns, request_key ROWS UNBOUNDED PRECEDING) AS stretch
+  FROM begun
+)
+SELECT min(start_ns) AS from_ns, max(end_ns) AS to_ns FROM numbered GROUP BY stretch ORDER BY from_ns
+"""  # noqa: S608 -- of ours
 # The range lets DuckDB pass over what cannot match; keys are given in the order of the analysis, hence of time.
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _REQUESTS_SQL = f"SELECT * FROM request WHERE {_OF_KEYS} ORDER BY start_ns, request_key"  # noqa: S608 -- of ours
@@ -110,6 +122,12 @@ def extent(store: Store, choice: Choice) -> tuple[int, int]:
     """Return when the first of the requests chosen starts and the last one ends, unix ns; zeros if there is none."""
     row = store.rows(_EXTENT_SQL, choice.parameters())[0]
     return row["from_ns"], row["to_ns"]
+
+
+def stretches(store: Store, choice: Choice, apart_ns: int) -> list[tuple[int, int]]:
+    """Return from when to when some of the requests chosen were under way, unix ns; shorter pauses count as none."""
+    rows = store.rows(_STRETCHES_SQL, {**choice.parameters(), "apart": apart_ns})
+    return [(row["from_ns"], row["to_ns"]) for row in rows]
 
 
 def batches(store: Store, choice: Choice, batch_requests: int = BATCH_REQUESTS) -> Iterator[list[Told]]:

@@ -55,12 +55,13 @@ class _Step:
 class _Transfer:
     """One transfer under way. Times in unix ns, 0 while unseen."""
 
-    __slots__ = ("descriptors", "moved_bytes", "post_started_ns", "remote")
+    __slots__ = ("descriptors", "moved_bytes", "post_started_ns", "rank", "remote")
 
     def __init__(self) -> None:
         self.post_started_ns = 0
         self.moved_bytes = 0
         self.descriptors = 0
+        self.rank = 0
         self.remote = ""
 
 
@@ -73,7 +74,7 @@ class Engines:
         self._waiting: list[Event] = []
         self._steps: OrderedDict[tuple[str, int], _Step] = OrderedDict()
         self._transfers: OrderedDict[tuple[int, int], _Transfer] = OrderedDict()
-        self._notified: OrderedDict[str, int] = OrderedDict()
+        self._notified: OrderedDict[tuple[str, int], int] = OrderedDict()  # by request and the reader's rank
         self._silenced: set[int] = set()
         # By (engine, request): blocks kept or reserved, and requests that no step worked on yet.
         self._held: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -124,11 +125,23 @@ class Engines:
         ripe = sorted(event for event in self._waiting if event.t_ns <= now_ns - HELD_BACK_NS)
         self._waiting = [event for event in self._waiting if event.t_ns > now_ns - HELD_BACK_NS]
         for event in ripe:
-            self._take[event.stage](event, self._place(event.process))
+            place = self._place(event.process)
+            if place.engine and place.engine not in self._engines:
+                self._begin(place.engine)
+            self._take[event.stage](event, place)
         for memory in (self._steps, self._transfers, self._notified, self._held, self._reserved, self._queued):
             while len(memory) > REMEMBERED_MAX:
                 memory.popitem(last=False)
         self._state_gauges()
+
+    def _begin(self, engine: str) -> None:
+        """Show what can go wrong on an engine as 0 before it does."""
+        self._engines.add(engine)
+        for metric in (names.LEASES, names.EXPIRED):
+            self._values.begin(metric, engine)
+        for metric in (names.TRANSFERS, names.HANDSHAKES):
+            for outcome in names.OUTCOMES:
+                self._values.begin(metric, engine, outcome)
 
     def _state_gauges(self) -> None:
         for metric, memory, counts_blocks in self._gauged:
@@ -144,7 +157,6 @@ class Engines:
         return self._steps.setdefault((engine, number), _Step())
 
     def _step_scheduled(self, event: Event, place: Place) -> None:
-        self._engines.add(place.engine)
         self._values.put(names.RUNNING, event.c, place.engine)
         if event.b:
             self._step(place.engine, event.a).scheduled_ns = event.t_ns
@@ -169,7 +181,7 @@ class Engines:
 
     def _prepared(self, event: Event, _place: Place) -> None:
         transfer = self._transfer(event)
-        transfer.descriptors, transfer.remote = event.b, event.ref
+        transfer.descriptors, transfer.rank, transfer.remote = event.b, event.c, event.ref
 
     def _post_started(self, event: Event, _place: Place) -> None:
         self._transfer(event).post_started_ns = event.t_ns
@@ -181,7 +193,7 @@ class Engines:
             self._values.observe(names.POSTING, (event.t_ns - transfer.post_started_ns) / 1e9, place.engine)
 
     def _was_notified(self, event: Event, _place: Place) -> None:
-        self._notified.setdefault(event.request, event.t_ns)
+        self._notified.setdefault((event.request, event.a), event.t_ns)
 
     def _transfer_done(self, event: Event, place: Place) -> None:
         transfer = self._transfers.pop((event.process, event.a), None)
@@ -191,8 +203,9 @@ class Engines:
         self._values.add(names.MOVED, transfer.moved_bytes, place.engine)
         self._values.observe(names.DESCRIPTORS, transfer.descriptors, place.engine)
         if transfer.post_started_ns:
-            # In push D's worker reads the notification before P polls.
-            seen_ns = min(event.t_ns, self._notified.get(transfer.remote, event.t_ns))
+            # In push D's worker reads the notification before P polls; one from before the post is of another write.
+            told_ns = self._notified.get((transfer.remote, transfer.rank), event.t_ns)
+            seen_ns = min(event.t_ns, told_ns) if told_ns >= transfer.post_started_ns else event.t_ns
             seen_s = max(0, seen_ns - transfer.post_started_ns) / 1e9
             self._values.observe(names.SEEN, seen_s, place.engine)
 
@@ -228,7 +241,6 @@ class Engines:
         self._reserved.pop((place.engine, event.request), None)
 
     def _enqueued(self, event: Event, place: Place) -> None:
-        self._engines.add(place.engine)
         self._queued[place.engine, event.request] = 1
 
     def _dequeued(self, event: Event, place: Place) -> None:

@@ -14,6 +14,7 @@ from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
+from kvtrace.verdict import CORRUPT, EXPIRED, FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ _KEEP_NS = 600_000_000_000
 _REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
+# Shown as 0 with the first request of a pair, so that the first one of them is seen to come.
+_ALARMING = (FAILED, EXPIRED, CORRUPT)
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
 SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns,
@@ -39,7 +42,7 @@ SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine
 FROM request WHERE {_OF_KEYS}
 """  # noqa: S608 -- of ours
 _CAUSES_SQL = f"""
-SELECT s.cause, s.class, r.mode, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns
+SELECT s.cause, s.class, r.mode, r.scope, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns
 FROM segment AS s JOIN request AS r USING (request_key)
 WHERE {_OF_KEYS} GROUP BY ALL
 """  # noqa: S608 -- of ours
@@ -105,7 +108,8 @@ class MetricsObserver:
                 self._count_arrival(row)
                 self._count(row)
             for row in store.rows(_CAUSES_SQL, of_keys):
-                self.values.add(names.CAUSE, row["spent_ns"] / 1e9, row["cause"], row["class"], row["mode"] or "")
+                labels = row["cause"], row["class"], row["mode"] or "", row["scope"] or ""
+                self.values.add(names.CAUSE, row["spent_ns"] / 1e9, *labels)
             for row in store.rows(_PACE_SQL, of_keys):
                 if row["tpot_ns"] is not None:
                     self.values.observe(names.TPOT, row["tpot_ns"] / 1e9, row["mode"] or "", row["decode_engine"] or "")
@@ -118,6 +122,7 @@ class MetricsObserver:
     def _count(self, row: Row) -> None:
         mode, scope = row["mode"] or "", row["scope"] or ""
         pair = row["prefill_engine"] or "", row["decode_engine"] or ""
+        self._begin(mode, pair)
         self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
         if late_ns is not None and mode == "push":
@@ -144,9 +149,13 @@ class MetricsObserver:
         if key not in self._arrived:
             self._arrived[key] = None
             self._came += 1
-            self.values.add(
-                names.ARRIVALS, 1, row["mode"] or "", row["prefill_engine"] or "", row["decode_engine"] or ""
-            )
+            mode, pair = row["mode"] or "", (row["prefill_engine"] or "", row["decode_engine"] or "")
+            self.values.add(names.ARRIVALS, 1, mode, *pair)
+            self._begin(mode, pair)
+
+    def _begin(self, mode: str, pair: tuple[str, str]) -> None:
+        for verdict in _ALARMING:
+            self.values.begin(names.REQUESTS, mode, verdict, *pair)
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:
         self._stats = stats
@@ -197,6 +206,7 @@ class Endpoint:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             raise UsageError(f"--metrics {host}:{port} cannot be listened on: {error}; name another port") from error
+        self._server.set_app(_guarded(self._server.get_app()))
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
 
@@ -207,6 +217,19 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+def _guarded(app: Any) -> Any:
+    """Return the application with a plain answer to what makes it fail, which would be a traceback on stderr."""
+
+    def answer(environ: Any, start_response: Any) -> Any:
+        try:
+            return app(environ, start_response)
+        except Exception as error:  # noqa: BLE001 -- whatever a client sends is none of the recording's business
+            start_response("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{type(error).__name__}: {error}\n".encode()]
+
+    return answer
 
 
 def address(text: str) -> tuple[str, int]:

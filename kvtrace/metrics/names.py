@@ -51,10 +51,13 @@ LABELS: Mapping[str, str] = {
     "class": "compute.run, compute.queue, coordination, transfer or unattributed.",
     "cause": "What passed the time, as the vocabulary names it.",
     "engine": "Engine id.",
-    "outcome": "What became of it: done or failed; of a registration, in_time or late.",
+    "outcome": "What became of it: done or failed; of a registration, in_time or late; of a span, exported or dropped.",
     "kind": "Kind of process: router, api, core or worker.",
     "state": "recording, or what else the recorder says of itself.",
 }
+
+OUTCOMES = ("done", "failed")
+"""What becomes of a transfer and of a handshake."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
@@ -84,7 +87,9 @@ CLASS = _metric(
     "A class's part of the time to first token.",
     _SECONDS,
 )
-CAUSE = _metric("ttft_cause_seconds_total", C, "seconds", ("cause", "class", "mode"), "Time to first token by cause.")
+CAUSE = _metric(
+    "ttft_cause_seconds_total", C, "seconds", ("cause", "class", "mode", "scope"), "Time to first token by cause."
+)
 TPOT = _metric("tpot_seconds", H, "seconds", ("mode", "decode"), "Time per token after the first.", _SECONDS)
 EXTENSION = _metric(
     "step_extension_seconds_total",
@@ -116,8 +121,8 @@ SEEN = _metric(
 )
 HANDSHAKES = _metric("handshakes_total", C, "", ("engine", "outcome"), "Handshakes, by the engine that began them.")
 
-LEASES = _metric("leases_total", C, "", ("engine",), "Leases of blocks on P that began.")
-EXPIRED = _metric("leases_expired_total", C, "", ("engine",), "Leases of blocks on P that ran out unread.")
+LEASES = _metric("leases_total", C, "", ("engine",), "Leases of blocks on P that began, one a rank.")
+EXPIRED = _metric("leases_expired_total", C, "", ("engine",), "Leases of blocks on P that ran out unread, one a rank.")
 HELD = _metric("held_blocks", G, "", ("engine",), "Blocks that P keeps for hand-offs after it has finished.")
 RESERVED = _metric("reserved_blocks", G, "", ("engine",), "Blocks on D reserved for KV that has not come.")
 WAITING = _metric(

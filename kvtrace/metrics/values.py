@@ -63,6 +63,11 @@ class Values(Collector):
             key = self._key(metric, labels)
             series[key] = series.get(key, 0.0) + amount
 
+    def begin(self, metric: Metric, *labels: str) -> None:
+        """Show a counter as 0 from now on: of one that is first seen at 1 Prometheus cannot tell that it grew."""
+        with self._lock:
+            self._numbers[metric.name].setdefault(self._key(metric, labels), 0.0)
+
     def put(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge, or a counter that is counted elsewhere."""
         with self._lock:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kvtrace.errors import UsageError
+
 if TYPE_CHECKING:
     from kvtrace.store import Store
 
@@ -30,6 +32,19 @@ class Fleet:
     per_s: float = 800.0
     http: bool = False
     start_ns: int = 1_700_000_000_000_000_000
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a fleet that cannot be."""
+        wrong = (
+            ("requests", self.requests < 0, "0 or more"),
+            ("pairs", self.pairs < 1, "1 or more"),
+            ("per_s", not self.per_s > 0, "more than 0"),
+            ("push_share", not 0 <= self.push_share <= 1, "0 to 1"),
+            ("odd_share", not 0 <= self.odd_share <= 1, "0 to 1"),
+        )
+        for name, is_wrong, wanted in wrong:
+            if is_wrong:
+                raise UsageError(f"a fleet's {name} is {wanted}, not {getattr(self, name)}")
 
     def prefill(self, pair: int) -> int:
         """Return the number of the process that is P of that pair."""

@@ -130,6 +130,8 @@ def test_variables_and_links_lead_from_board_to_board() -> None:
 
     assert variables["kvtrace-handoff"] >= {"run", "model", "prefill", "decode", "mode"}
     assert variables["kvtrace-live"] >= {"run", "model", "prefill", "decode", "connector"}
+    # A link hands on what two boards both have: Hand-off knows no "All" of scopes, so the one of Live is another.
+    assert "ttft_scope" in variables["kvtrace-live"] - variables["kvtrace-handoff"]
     assert variables["kvtrace-request"] >= {"run", "request", "attempt"}
     for board in (handoff, request, live):
         (link,) = board["links"]
@@ -142,6 +144,17 @@ def test_variables_and_links_lead_from_board_to_board() -> None:
         assert set(re.findall(r"var-(\w+)=", url)) <= variables[uid]
         assert "${__url_time_range}" in url or "from=" in url
         assert "request_id}" not in url, "an id must be encoded"
+
+
+def test_expressions_over_times_to_first_token_choose_a_scope() -> None:
+    """Scopes do not compare, so none is taken together with another unless the user says so."""
+    expressions = [target["expr"] for _, _, target in TARGETS if "expr" in target]
+    scoped = [one for one in expressions if re.search(r"kvtrace_ttft_\w+", one)]
+
+    assert len(scoped) > 10
+    for expression in scoped:
+        for selector in re.findall(r"kvtrace_ttft_\w+\{([^}]*)\}", expression):
+            assert 'scope=~"$ttft_scope"' in selector
 
 
 @pytest.mark.parametrize(("uid", "panel", "target"), TARGETS, ids=name_of)

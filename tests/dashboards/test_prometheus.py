@@ -73,6 +73,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             'kvtrace_requests_total{run="r",verdict="failed"}': "0+1x60",
         },
     ),
+    "KvtraceBlocksCorrupt": (
+        {'kvtrace_requests_total{run="r",verdict="corrupt"}': "0+1x60"},
+        {'kvtrace_requests_total{run="r",verdict="corrupt"}': "2+0x60"},
+    ),
     "KvtraceCoordinationHigh": (
         {
             'kvtrace_ttft_class_seconds_sum{run="r",class="coordination"}': "0+6x60",

@@ -52,6 +52,16 @@ def test_a_block_that_differs_is_corrupt_and_named(make: Callable[[], Trace]) ->
     assert (bad.ttft_ns, bad.shares_ns) == (good.ttft_ns, good.shares_ns)
 
 
+def test_a_late_read_behind_blocks_that_differ_is_told() -> None:
+    """Corrupt outranks expired, and the read that came after P's lease is the likely reason."""
+    late = checked(pull()).at(39.5, stages.LEASE_EXPIRED, P_LEG, 0, process=P)
+    bad = changed(late, stages.DECODE_CHECKED, of_block(12), c=7)
+
+    assert late.answer().verdict == "expired"
+    assert bad.answer().verdict == "corrupt"
+    assert bad.answer().note.endswith("12); the transfer was over 3.5 ms after P's lease had ended")
+
+
 def test_requests_that_were_not_chosen_are_not_spoken_of() -> None:
     assert push().answer().integrity is None
 

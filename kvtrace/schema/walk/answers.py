@@ -91,7 +91,7 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
       THEN [{begun}, {noticed}] END AS unseen_span,
     {total([part for part in found if part.cause is stages.WIRE])} AS wire_ns, greatest({detected}) AS detected_ns,
     CASE WHEN has_x THEN arrived END AS arrived, bracket_low, bracket_high,
-    f_received IS NOT NULL AND f_token IS NOT NULL AS by_router
+    f_received IS NOT NULL AND (f_token IS NOT NULL OR n0 IS NULL) AS by_router
   FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""
     shared = [("o", answer), *long.rows(), ("lsum", _LONG_SUM), ("z", _WHOLE)]
     return written([*chain(edges), *shared], _FINAL)

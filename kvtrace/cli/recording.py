@@ -1,0 +1,95 @@
+"""A recording in the background of a command: the recorder, the private spool folder, what is said of both."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtrace.messages import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kvtrace.cli.watching import Watch
+    from kvtrace.collect import Recorder
+
+_SPOOL_PREFIX = "kvtrace-spool-"
+_SPOOL_FREE_BYTES = 1 << 30
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
+
+
+@contextmanager
+def recording(
+    output: Path,
+    spools: list[Path],
+    facts: Mapping[str, str],
+    watch: Watch,
+    *,
+    force: bool,
+    delete_consumed: bool = True,
+) -> Iterator[Recorder]:
+    """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
+    from kvtrace.collect import Recorder
+
+    recorder = Recorder(
+        output,
+        spools,
+        {"host": platform.node(), **facts},
+        delete_consumed=delete_consumed,
+        force=force,
+        observers=watch.observers(spools),
+    )
+    try:
+        with recorder:
+            recorder.start()
+            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
+            say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
+            yield recorder
+    finally:
+        kept = [spool for spool in recorder.spools if is_private(spool) and not _clear(spool)]
+        for spool in kept:
+            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
+            say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
+    _report(recorder)
+    for message in watch.report():
+        say(message)
+
+
+def _report(recorder: Recorder) -> None:
+    """Say what was written and what to type next."""
+    stats = recorder.stats
+    for message in stats.skipped:
+        say(message)
+    if stats.lost:
+        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+    if not stats.events:
+        say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
+    say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
+    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+
+
+def make_spool() -> Path:
+    """Return a new private folder, in shared memory where there is room, so that no disk slows the engines down."""
+    folder = Path(tempfile.gettempdir())
+    with suppress(OSError):
+        if shutil.disk_usage(_SHARED_MEMORY).free >= _SPOOL_FREE_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
+            folder = _SHARED_MEMORY
+    return Path(tempfile.mkdtemp(prefix=_SPOOL_PREFIX, dir=folder))
+
+
+def is_private(folder: Path) -> bool:
+    """Return True for a folder that a recorder made for itself."""
+    return folder.name.startswith(_SPOOL_PREFIX) and folder.parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}
+
+
+def _clear(folder: Path) -> bool:
+    """Remove a private folder unless it still holds spool files; return True once it is gone."""
+    if next(folder.glob("*.kvt"), None) is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
