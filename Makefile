@@ -86,6 +86,7 @@ bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, 
 	@$(BIN)/python -m tests.bench_attribution
 	@$(BIN)/python -m tests.bench_checks
 	@$(BIN)/python -m tests.bench_serving
+	@$(BIN)/python -m tests.bench_switched
 
 clean: ## remove everything that was installed or made
 	@rm -rf $(VENV) $(CLIENTS) $(DASHBOARDS) demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -95,9 +95,13 @@ def block(lab: stack.Lab, seed: int) -> dict[str, float]:
         ask(lab, WARM_UP, seed + 100_000)
         before_ns = processor_ns(lab)
         result = ask(lab, REQUESTS_A_BLOCK, seed)
-        spent_ns = processor_ns(lab) - before_ns
+        return summary(result, processor_ns(lab) - before_ns)
+
+
+def summary(result: workload.Result, processor_spent_ns: int) -> dict[str, float]:
+    """Return a block's median TTFT and TPOT in ns, requests/s, and processor time in ns."""
     return {
-        "processor": spent_ns,
+        "processor": processor_spent_ns,
         "ttft": statistics.median(record.ttft_ns for record in result.completed if record.ttft_ns is not None),
         "tpot": statistics.median(record.tpot_ns for record in result.completed if record.tpot_ns is not None),
         "throughput": result.served_rate_qps,
