@@ -31,13 +31,20 @@ class Format(StrEnum):
     OTLP_JSON = "otlp-json"
     OTLP = "otlp"
     PARQUET = "parquet"
+    PPROF = "pprof"
 
 
-_SUFFIXES = {Format.PERFETTO: ".perfetto-trace", Format.OTLP_JSON: ".otlp.jsonl", Format.PARQUET: ".parquet"}
+_SUFFIXES = {
+    Format.PERFETTO: ".perfetto-trace",
+    Format.OTLP_JSON: ".otlp.jsonl",
+    Format.PARQUET: ".parquet",
+    Format.PPROF: ".pb.gz",
+}
 _NEXT = {
     Format.PERFETTO: "open it at ui.perfetto.dev, which loads it into your browser and nowhere else",
     Format.OTLP_JSON: "a collector reads it with its otlpjsonfile receiver",
     Format.PARQUET: "every file is a table of the store",
+    Format.PPROF: "open it with `go tool pprof -http :`, at speedscope.app, or in Grafana",
 }
 
 
@@ -60,9 +67,24 @@ def command(
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="With --format otlp: the OTLP receiver, gRPC or HTTP.")
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--class", metavar="compute|coordination|transfer", help="With --format pprof: only that connector work."
+        ),
+    ] = None,
+    profile_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --format pprof: where the profiles are now. Default: as recorded."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
 ) -> int:
-    """Export requests to Perfetto, OpenTelemetry or Parquet. Every number is the one that `explain` shows."""
+    """Export requests to Perfetto, OpenTelemetry or Parquet. Every number is the one that `explain` shows.
+
+    With --format pprof: the profiles of a time, of requests, of a class, merged into one.
+    """
+    if form is not Format.PPROF and (kind is not None or profile_dir is not None):
+        raise UsageError(f"--{'profile-dir' if kind is None else 'class'} belongs to --format pprof")
     if (form is Format.OTLP) != (endpoint is not None):
         raise UsageError("--format otlp and --endpoint URL belong together")
     if form is Format.OTLP and output is not None:
@@ -76,6 +98,9 @@ def command(
         if form is Format.OTLP:
             return _send(store, choice, endpoint or "")
         target = output or run.with_name(run.stem + _SUFFIXES[form])
+        if form is Format.PPROF:
+            _write_profile(store, choice, target, kind or "", profile_dir, force=force)
+            return 0
         if form is not Format.PARQUET:
             _write_file(store, choice, target, form, force=force)
             return 0
@@ -124,6 +149,24 @@ def _write_file(store: Store, choice: Choice, target: Path, form: Format, *, for
             count = otlp_json.write(whole, out, facts.resource)
     if target != Path("-"):
         _report(target, form, count)
+
+
+def _write_profile(store: Store, choice: Choice, target: Path, kind: str, folder: Path | None, *, force: bool) -> None:
+    try:
+        from kvtrace.profiles import selection as profiles
+    except ImportError as error:
+        raise ExportError(
+            f"--format pprof needs a package that is missing ({error.name}): pip install 'kvtrace[profiles]'"
+        ) from error
+    if kind and kind not in profiles.CLASSES:
+        raise UsageError(f"--class is {', '.join(profiles.CLASSES)}, not {kind!r}")
+    chosen, place = profiles.wanted(store, choice, kind), profiles.place(store, folder)
+    with _opened(target, force=force) as out:
+        count, failures = profiles.write(place, chosen, out)
+    for failure in failures:
+        _say(failure)
+    if target != Path("-"):
+        _say(f"wrote {shlex.quote(str(target))}: {count} profiles merged; {_NEXT[Format.PPROF]}")
 
 
 @contextlib.contextmanager
