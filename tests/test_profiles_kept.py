@@ -1,4 +1,4 @@
-"""Profiles without a server: kept by a receiver, chosen by time, request and class, merged; and where they are found."""
+"""Profiles without a server: kept by a receiver, chosen by time, request and class, merged; where they are found."""
 
 from __future__ import annotations
 
@@ -212,6 +212,7 @@ def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path
         (PATH, gzip.compress(bytes(pprof.BYTES_MOST + 1)), 400),
         ("/elsewhere", b"", 404),
     ],
+    ids=["no gzip", "no push", "no profile", "too large", "elsewhere"],
 )
 def test_what_is_no_push_is_refused_and_the_next_one_taken(tmp_path: Path, path: str, body: bytes, status: int) -> None:
     with Receiver(tmp_path) as receiver:
