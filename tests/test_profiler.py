@@ -100,7 +100,8 @@ class Ended:
 
 
 def begin(what: str, url: str, engine: str = "e0", **more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, profiler.VARIABLE: url, profiler.UPLOAD_VARIABLE: "1", "ENGINE": engine, **more}
+    environment = {**os.environ, profiler.VARIABLE: url, profiler.UPLOAD_VARIABLE: "1", "ENGINE": engine}
+    environment |= {profiler.RATE_VARIABLE: "100", **more}
     command = [sys.executable, "-c", PROGRAM, what]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -315,6 +315,7 @@ def test_a_recorded_command_is_profiled_into_files(
     """The whole way: the switch below the command, real pyroscope-io, the receiver, the store, the export."""
     pytest.importorskip("pyroscope")
     monkeypatch.setenv("ENGINE", "e0")
+    monkeypatch.setenv(profiler.RATE_VARIABLE, "100")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv(profiler.VARIABLE, raising=False)
     run, place = tmp_path / "run.duckdb", tmp_path / "kept"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +85,15 @@ def test_the_stages_are_those_of_the_vocabulary() -> None:
     used = {*CALLS.values(), *profiling._AGENT.values(), "handshake", "push", "sleep", profiler.FORWARD}
 
     assert used == set(profiler.STAGES)
+
+
+def test_the_stages_are_documented_with_their_class() -> None:
+    """One row of docs/profiles.md for each, or for several of one class."""
+    text = (Path(__file__).parent.parent / "docs" / "profiles.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
+    documented = {name: kind.strip() for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
+
+    assert {name: kind or "none" for name, kind in profiler.STAGES.items()}.items() <= documented.items()
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -36,6 +36,8 @@ Three dashboards, for Grafana 10.4 and later:
   It needs glibc 2.35: the image `{GRAFANA_IMAGE}`, not the default one (Alpine). It is not signed, so Grafana Cloud
   does not load it.
 - **For Live**: a Prometheus that scrapes `kvtrace record --metrics {METRICS_PORT}` (`prometheus.yaml`).
+- **For the panel Profiles** of kvtrace / Request: Grafana's app Profiles Drilldown over the Pyroscope that the run was
+  recorded with (`kvtrace record --profile URL`).
 
 ## Ways in
 
