@@ -75,7 +75,7 @@ def _away(request: Request) -> list[tuple[int, int]]:
 
 def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
     """Divide [at_ns, the step's end): the scheduler's turn, the way to the workers, connector, forward, taking in."""
-    end_ns = step.ended_ns
+    end_ns = max(at_ns, step.ended_ns)  # results may be seen out of order: such a step takes no time of its own
 
     def inside(t_ns: int) -> int:
         return min(max(t_ns, at_ns), end_ns)
@@ -83,7 +83,7 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
     made_ns = inside(step.scheduled_ns)
     parts = division.divide_turn(at_ns, made_ns, division.TURN_NS, stages.DECODE_TURN.name)
     if not is_own:
-        return [*parts, Part(made_ns, max(made_ns, end_ns), stages.DECODE_OTHERS.name, "")]
+        return [*parts, Part(made_ns, end_ns, stages.DECODE_OTHERS.name, "")]
     started_ns = inside(step.started_ns or step.scheduled_ns)
     began_ns = inside(started_ns + step.before_forward_ns)
     forwarded_ns = max(began_ns, inside(step.forwarded_ns))
@@ -94,7 +94,7 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
         Part(started_ns, began_ns, stages.STEP_CONNECTOR.name, ""),
         Part(began_ns, forwarded_ns, forward.name, ""),
     ]
-    return parts + division.divide_tail(forwarded_ns, max(forwarded_ns, end_ns), step, stages.DECODE_SAMPLE.name)
+    return parts + division.divide_tail(forwarded_ns, end_ns, step, stages.DECODE_SAMPLE.name)
 
 
 def extension_ns(step: Step) -> tuple[int, int]:

@@ -332,7 +332,7 @@ def test_a_missing_package_is_named_with_what_to_install(store: Path) -> None:
 
 # Size --------------------------------------------------------------------------------------------------------
 
-_REQUESTS = 20_000
+_REQUESTS = 10_000
 
 
 @pytest.fixture(scope="module")

@@ -160,6 +160,16 @@ def test_one_token_has_no_pace_to_tell() -> None:
     assert (one.tpot_ns, one.itl_ns, one.parts_ns) == (None, [], {})
 
 
+def test_a_step_that_is_seen_to_end_before_the_one_before_it_takes_no_time() -> None:
+    """Steps end at 55, 54.5 and 56: 2 ms from the first token on, and no part is below 0."""
+    trace = push().step(D, 11, (54.1, 54.2, 54.3, 54.3, 55)).step(D, 12, (54.4, 54.4, 54.4, 54.4, 54.5))
+    trace.step(D, 13, (55.1, 55.2, 55.8, 55.8, 56))
+    one = paced(changed(trace, stages.DECODE_FINISHED, t_ns=ns(56)))["r1"]
+
+    assert sum(one.parts_ns.values()) == one.end_ns - one.start_ns == 2 * MS
+    assert min(one.parts_ns.values()) > 0
+
+
 @given(st.data())
 def test_the_parts_tile_and_the_gaps_sum(data: st.DataObject) -> None:
     """Whatever the order of a step's points, the parts and the times between tokens sum to last minus first token."""

@@ -54,10 +54,17 @@ class Answer:
 class Deployment:
     """One lab with its delays. `send` sends one request; `answers` records everything sent so far.
 
-    Further options are those of the lab.
+    `environment` maps a role to more variables for its processes; further options are those of the lab.
     """
 
-    def __init__(self, mode: str, folder: Path, warm_up: int = WARM_UP, **options: Any) -> None:
+    def __init__(
+        self,
+        mode: str,
+        folder: Path,
+        warm_up: int = WARM_UP,
+        environment: Mapping[str, Mapping[str, str]] | None = None,
+        **options: Any,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.mode = mode
         self.faults = Faults(folder / "faults")
@@ -69,8 +76,9 @@ class Deployment:
         self._numbers: dict[str, int] = defaultdict(int)
         self.held_ms: dict[str, list[float]] = defaultdict(list)
         """By kind, how long its requests that met all their delays were held up, all delays together."""
-        environment = self.faults.environment
-        self.lab = Lab(mode, spool=self.spool, environment=environment, quiet=True, **options)
+        extra = environment or {}
+        variables = {role: {**own, **extra.get(role, {})} for role, own in self.faults.environment.items()}
+        self.lab = Lab(mode, spool=self.spool, environment=variables, quiet=True, **options)
 
     def __enter__(self) -> Self:
         self.lab.start()

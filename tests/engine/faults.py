@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-SITE = Path(__file__).parent / "fault_site"
+from tests.engine import sites
+
+SITES = sites.paths("fault_site", "start_site")
 ROLES = ("prefill", "decode", "router")
 STOP = "stop"
 
@@ -26,7 +28,7 @@ class Faults:
     @property
     def environment(self) -> dict[str, dict[str, str]]:
         """Return, per role, the variables that put the patches into its processes."""
-        return {role: {"PYTHONPATH": str(SITE), "KVTRACE_FAULTS": str(self._folder / role)} for role in ROLES}
+        return {role: {"PYTHONPATH": SITES, "KVTRACE_FAULTS": str(self._folder / role)} for role in ROLES}
 
     @contextmanager
     def on(self, settings: Settings) -> Iterator[list[float]]:

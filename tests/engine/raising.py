@@ -17,8 +17,9 @@ from kvtrace import stages
 from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
 from tests import spooled
+from tests.engine import sites
 
-SITE = Path(__file__).parent / "raise_site"
+SITES = sites.paths("raise_site", "start_site")
 EACH = "each"
 """Every hook raises when it is first called in a process."""
 OFF = re.compile(r"kvtrace switched itself off in process (\d+)")
@@ -42,7 +43,7 @@ class Switch:
     @property
     def environment(self) -> dict[str, str]:
         """Return the variables that put the patches into a process."""
-        return {"PYTHONPATH": str(SITE), "KVTRACE_RAISE": str(self._folder)}
+        return {"PYTHONPATH": SITES, "KVTRACE_RAISE": str(self._folder)}
 
     def arm(self, name: str) -> None:
         """Let the hook of this name raise from now on, after each process has begun tracing anew."""

@@ -6,9 +6,7 @@ Two labs carry all of it: pull, with two ranks on D against one on P; and push, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from kvtrace.findings.model import Finding
 from kvtrace.lab import workload
 from kvtrace.store import Store
 from tests.engine import programs
-from tests.engine.conftest import Deployments
 from tests.engine.deployment import Answer, Deployment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -30,51 +27,6 @@ SLOW_REQUESTS = 22
 LATE_PREFILL_MS = 800.0
 BURSTS, BURST = 4, 3
 CHECKED_TRIES = 8
-
-
-class Labs:
-    """Hands out one of the two labs, and closes the other one first."""
-
-    def __init__(self, deployments: Deployments, folder: Path) -> None:
-        self._deployments = deployments
-        self._folder = folder
-        self._open: tuple[str, Deployment] | None = None
-
-    def get(self, name: str, mode: str, **overrides: object) -> Deployment:
-        """Return the lab of this name, started if need be, whose D differs from P by the overrides."""
-        if self._open is None or self._open[0] != name:
-            self.close()
-            options = {"prefix_caching": True, "verify_kv": 1.0, "overrides": {"decode": overrides}}
-            self._open = (name, Deployment(mode, self._folder / name, warm_up=2, **options).__enter__())
-        return self._open[1]
-
-    def close(self) -> None:
-        """Close whatever lab runs."""
-        self._deployments.close()
-        if self._open is not None:
-            self._open[1].__exit__(None, None, None)
-            self._open = None
-
-
-@pytest.fixture(scope="module")
-def labs(deployments: Deployments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labs]:
-    """Hand out the labs; none is left at the end."""
-    both = Labs(deployments, tmp_path_factory.mktemp("odd"))
-    yield both
-    both.close()
-
-
-@pytest.fixture
-def two_ranks(labs: Labs) -> Deployment:
-    """Return a pull lab whose D has two ranks."""
-    return labs.get("two-ranks", "pull", tensor_parallel_size=2)
-
-
-@pytest.fixture
-def few_blocks(labs: Labs) -> Deployment:
-    """Return a push lab whose D has blocks for three requests of 380 tokens."""
-    few = ("--max-model-len", "1024", "--num-gpu-blocks-override", "10")
-    return labs.get("few-blocks", "push", arguments=few)
 
 
 def prompt(seed: int, number: int, tokens: int) -> str:

@@ -12,14 +12,13 @@ from kvtrace.collect import Recorder
 from kvtrace.exporters.live import SpanObserver
 from kvtrace.exporters.otlp import Sender
 from kvtrace.lab import workload
-from kvtrace.lab.stack import Lab
-from tests.otlp_receiver import RECEIVERS, Received
+from tests.engine.deployment import Deployment
+from tests.otlp_receiver import Received
 from tests.recordings import until
 
 pytestmark = pytest.mark.engine
 
 TRACE_ID, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-PROTOCOLS = {"grpc": "grpc", "http": "http/protobuf"}
 
 
 def own(received: Received) -> dict[str, list[Any]]:
@@ -31,31 +30,30 @@ def own(received: Received) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize(("mode", "transport"), [("push", "grpc"), ("pull", "http")])
-def test_a_request_is_one_connected_trace_with_vllms_own_spans(tmp_path: Path, mode: str, transport: str) -> None:
-    """The router's span hangs below the client's, vLLM's two below the router's, and nothing hangs in the air."""
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    with RECEIVERS[transport]() as received:
-        endpoint = received.endpoint.replace("grpc://", "http://")
-        endpoint += "/v1/traces" if transport == "http" else ""
-        variables = {
-            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": PROTOCOLS[transport],
-            "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
-            "OTEL_BSP_SCHEDULE_DELAY": "200",
-        }
-        lab = Lab(
-            mode, spool=spool, quiet=True, arguments=("--otlp-traces-endpoint", endpoint),
-            environment={"prefill": variables, "decode": variables, "router": {"KVTRACE_SPANS": "1"}},
-        )  # fmt: skip
-        sending = SpanObserver(Sender(received.endpoint, {}))
-        with lab, Recorder(tmp_path / "run.duckdb", [spool], {}, observers=[sending]) as recorder:
-            recorder.start()
-            body = {"model": lab.model, "prompt": workload.prompt(5, 0, 200), "max_tokens": 4, "stream": True}
-            headers = {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
-            answer = httpx.post(f"{lab.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
-            assert answer.status_code == 200, answer.text
-            until(lambda: len(own(received).get("llm_request", [])) == 2 and "kvtrace.request" in own(received), 30)
+def test_pull_over_http_is_one_connected_trace_with_vllms_own_spans(
+    two_ranks: Deployment, http_spans: Received, tmp_path: Path
+) -> None:
+    check_is_one_trace(two_ranks, http_spans, tmp_path)
+
+
+def test_push_over_grpc_is_one_connected_trace_with_vllms_own_spans(
+    few_blocks: Deployment, grpc_spans: Received, tmp_path: Path
+) -> None:
+    check_is_one_trace(few_blocks, grpc_spans, tmp_path)
+
+
+def check_is_one_trace(deployment: Deployment, received: Received, folder: Path) -> None:
+    """Check that the router's span hangs below the client's, vLLM's two below the router's, and none in the air."""
+    lab, sending = deployment.lab, SpanObserver(Sender(received.endpoint, {}))
+    with Recorder(
+        folder / "run.duckdb", [deployment.spool], {}, delete_consumed=False, observers=[sending]
+    ) as recorder:
+        recorder.start()
+        body = {"model": lab.model, "prompt": workload.prompt(5, 0, 200), "max_tokens": 4, "stream": True}
+        headers = {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
+        answer = httpx.post(f"{lab.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        until(lambda: len(own(received).get("llm_request", [])) == 2 and "kvtrace.request" in own(received), 30)
 
     spans = own(received)
     (root,) = spans["kvtrace.request"]

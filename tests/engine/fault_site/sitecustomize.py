@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import gc
 import importlib.util
 import inspect
 import os
@@ -292,4 +291,3 @@ def _run_the_next_one() -> None:
 if os.environ.get(FOLDER_VARIABLE):
     _install()
 _run_the_next_one()
-gc.set_threshold(50_000, 20, 100)  # an engine's start is imports, and a quarter of their time went into collections

@@ -10,7 +10,6 @@ Nothing of kvtrace knows of this.
 from __future__ import annotations
 
 import functools
-import gc
 import importlib.util
 import os
 import sys
@@ -173,4 +172,3 @@ def _run_the_next_one() -> None:
 if os.environ.get(FOLDER_VARIABLE):
     sys.meta_path.insert(0, _Finder())
 _run_the_next_one()
-gc.set_threshold(50_000, 20, 100)  # an engine's start is imports, and a quarter of their time went into collections
