@@ -30,9 +30,9 @@ class StandIn:
     url: str
     pushes: list[bytes] = field(default_factory=list)
 
-    def samples(self) -> list[Sample]:
-        """Return every sample that was pushed."""
-        return [sample for body in self.pushes for sample in samples(body)]
+    def samples(self, first: int = 0) -> list[Sample]:
+        """Return every sample that was pushed, from one push on."""
+        return [sample for body in self.pushes[first:] for sample in samples(body)]
 
 
 def samples(body: bytes) -> Iterator[Sample]:

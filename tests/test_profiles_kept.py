@@ -25,6 +25,7 @@ from tests.sample_store import MS, START_NS, Sample
 from tests.test_profiler import PROGRAM, is_near
 
 SECOND_NS = 1_000_000_000
+PROTO = {"Content-Type": "application/proto"}
 HOSTILE = 'p"0{}\n<b>'
 
 
@@ -129,6 +130,15 @@ def test_profiles_are_merged_by_time_request_and_class(
     assert exported(run, *arguments) == expected
 
 
+def test_of_a_folder_of_several_runs_only_the_runs_own_time_is_merged(run: Path) -> None:
+    with Store.open(run, "write") as store:
+        store.remember(
+            {"created_ns": f"{START_NS + SECOND_NS}", "recorder.published_ns": f"{START_NS + 2 * SECOND_NS}"}
+        )
+
+    assert exported(run)[POST] == 10 * 2
+
+
 def test_a_merged_profile_keeps_stacks_lines_labels_and_its_time(kept: Path) -> None:
     total = pprof.Merged("wall", "nanoseconds")
     for one in folder.files(kept):
@@ -191,7 +201,9 @@ def test_a_run_without_profiles_says_how_to_get_some(tmp_path: Path, capsys: pyt
 def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path) -> None:
     labels = {"role": "../../x\0", "process": "/etc", "engine": HOSTILE, "rank": "0", "secret": "no"}
     with Receiver(tmp_path / "profiles") as receiver:
-        answer = httpx.post(receiver.url + PATH, content=push([(("f" * 10_000,), {"a\n": '"'}, 1)], **labels))
+        answer = httpx.post(
+            receiver.url + PATH, content=push([(("f" * 10_000,), {"a\n": '"'}, 1)], **labels), headers=PROTO
+        )
     (path,) = tmp_path.rglob("*.pb.gz")
     (one,) = folder.files(tmp_path / "profiles")
     profile = pprof.parse(path.read_bytes())
@@ -216,11 +228,20 @@ def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path
 )
 def test_what_is_no_push_is_refused_and_the_next_one_taken(tmp_path: Path, path: str, body: bytes, status: int) -> None:
     with Receiver(tmp_path) as receiver:
-        refused = httpx.post(receiver.url + path, content=body)
-        taken = httpx.post(receiver.url + PATH, content=push([(("f",), {}, 1)]))
+        refused = httpx.post(receiver.url + path, content=body, headers=PROTO)
+        taken = httpx.post(receiver.url + PATH, content=push([(("f",), {}, 1)]), headers=PROTO)
 
         assert (refused.status_code, taken.status_code, receiver.kept) == (status, 200, 1)
         assert bool(receiver.failure) == (status == 400)
+
+
+def test_a_page_in_a_browser_cannot_push(tmp_path: Path) -> None:
+    with Receiver(tmp_path) as receiver:
+        answer = httpx.post(
+            receiver.url + PATH, content=push([(("f",), {}, 1)]), headers={"Content-Type": "text/plain"}
+        )
+
+    assert (answer.status_code, receiver.kept) == (415, 0)
 
 
 def test_past_its_budget_a_folder_takes_no_more(tmp_path: Path) -> None:

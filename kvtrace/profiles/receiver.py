@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PATH = "/push.v1.PusherService/Push"
 _BODY_BYTES_MOST = 32 * 1024 * 1024
 _HOST = "127.0.0.1"
+# No page in a browser can send these to another address than its own.
+_TYPES = ("application/proto", "application/protobuf", "application/x-protobuf")
 
 
 class Receiver:
@@ -77,9 +79,12 @@ class Receiver:
             def do_POST(self) -> None:
                 """Take one push."""
                 length = self.headers.get("Content-Length", "")
-                if self.path != PATH or not length.isdecimal() or int(length) > _BODY_BYTES_MOST:
+                refusal = 404 if self.path != PATH else 415 if self.headers.get("Content-Type") not in _TYPES else 0
+                if not length.isdecimal() or int(length) > _BODY_BYTES_MOST:
+                    refusal = refusal or 413
+                if refusal:
                     self.close_connection = True
-                    self._answer(404 if self.path != PATH else 413, "this takes pushes of Pyroscope's profiles")
+                    self._answer(refusal, "this takes pushes of Pyroscope's profiles")
                     return
                 self._answer(*receiver._take(self.rfile.read(int(length))))
 

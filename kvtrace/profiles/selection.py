@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kvtrace.errors import ExportError
-from kvtrace.exporters.source import CHOSEN, Choice
+from kvtrace.exporters.source import CHOSEN, NEVER_NS, Choice
 from kvtrace.profiler import STAGE_LABEL, STAGES
 from kvtrace.profiles import folder, pprof
 
@@ -45,12 +45,20 @@ class Wanted:
 
 
 def wanted(store: Store, choice: Choice, kind: str) -> Wanted:
-    """Return what belongs to the requests chosen, or to a time where no request is named."""
+    """Return what belongs to the requests chosen, or to a time of the run where no request is named."""
     if choice.keys is None:
-        return Wanted(((choice.from_ns, choice.to_ns),), None, kind)
+        begin_ns, end_ns = _extent(store)
+        return Wanted(((max(begin_ns, choice.from_ns), min(end_ns, choice.to_ns)),), None, kind)
     rows = store.rows(_WINDOWS_SQL, choice.parameters())
     engines = {row[column] for row in rows for column in ("prefill_engine", "decode_engine")} - {None}
     return Wanted(_joined([(row["start_ns"], row["end_ns"] + 1) for row in rows]), frozenset(engines), kind)
+
+
+def _extent(store: Store) -> tuple[int, int]:
+    """Return when the run was recorded, unix ns, as far as it says so: a folder may keep several runs' profiles."""
+    rows = store.rows("SELECT name, value FROM run WHERE name IN ('created_ns', 'recorder.published_ns')", {})
+    said = {row["name"]: int(row["value"]) for row in rows if row["value"].isdecimal()}
+    return said.get("created_ns", 0), said.get("recorder.published_ns", NEVER_NS)
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
