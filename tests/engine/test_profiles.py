@@ -23,7 +23,7 @@ def test_pull_posts_on_the_forward_thread_of_d(two_ranks: Deployment, profiles: 
     assert {sample.labels[THREAD_LABEL] for sample in posting} == {"forward"}
     assert {sample.series["rank"] for sample in posting} == {"0", "1"}
     for sample in posting:
-        assert {"transfer", "start_load_kv"} <= functions(sample), sample.stack
+        assert {"_read_blocks", "start_load_kv"} <= functions(sample), sample.stack
 
 
 def test_push_posts_on_the_writer_thread_of_p(few_blocks: Deployment, profiles: StandIn) -> None:
@@ -32,7 +32,7 @@ def test_push_posts_on_the_writer_thread_of_p(few_blocks: Deployment, profiles: 
     assert {sample.labels[THREAD_LABEL] for sample in posting} == {"writer"}
     assert {sample.series["rank"] for sample in posting} == {"0"}
     for sample in posting:
-        assert {"transfer", "_push_writer_loop"} <= functions(sample), sample.stack
+        assert {"_xfer_blocks", "_push_writer_loop"} <= functions(sample), sample.stack
 
 
 def functions(sample: Sample) -> set[str]:
