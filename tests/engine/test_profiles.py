@@ -15,6 +15,8 @@ from tests.recordings import until
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 POSTS, POST_S = 8, 0.1
+MOST = 0.7
+"""Not all: the sampler looks at a thread's label a moment after its stack, a longer one where processors are busy."""
 
 
 def test_pull_posts_on_the_forward_thread_of_d(two_ranks: Deployment, profiles: StandIn) -> None:
@@ -22,8 +24,7 @@ def test_pull_posts_on_the_forward_thread_of_d(two_ranks: Deployment, profiles: 
 
     assert {sample.labels[THREAD_LABEL] for sample in posting} == {"forward"}
     assert {sample.series["rank"] for sample in posting} == {"0", "1"}
-    for sample in posting:
-        assert {"_read_blocks", "start_load_kv"} <= functions(sample), sample.stack
+    assert share_below(posting, {"_read_blocks", "start_load_kv"}) > MOST
 
 
 def test_push_posts_on_the_writer_thread_of_p(few_blocks: Deployment, profiles: StandIn) -> None:
@@ -31,13 +32,13 @@ def test_push_posts_on_the_writer_thread_of_p(few_blocks: Deployment, profiles: 
 
     assert {sample.labels[THREAD_LABEL] for sample in posting} == {"writer"}
     assert {sample.series["rank"] for sample in posting} == {"0"}
-    for sample in posting:
-        assert {"_xfer_blocks", "_push_writer_loop"} <= functions(sample), sample.stack
+    assert share_below(posting, {"_xfer_blocks", "_push_writer_loop"}) > MOST
 
 
-def functions(sample: Sample) -> set[str]:
-    """Return the functions of a sample's stack without their classes."""
-    return {frame.rpartition(".")[2] for frame in sample.stack}
+def share_below(samples: list[Sample], functions: set[str]) -> float:
+    """Return the share of samples' time that passed below all of these functions, named without their classes."""
+    below = (one.seconds for one in samples if functions <= {frame.rpartition(".")[2] for frame in one.stack})
+    return sum(below) / sum(one.seconds for one in samples)
 
 
 def post(deployment: Deployment, role: str, profiles: StandIn) -> list[Sample]:
