@@ -9,6 +9,7 @@ points of such a request are emitted, with their true times, once the reply's fi
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 import time
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Ends of the paths that generate, below whatever prefix: OpenAI's, Anthropic's, Cohere's, SageMaker's, vLLM's own.
 _GENERATING = ("/completions", "/completions/batch", "/responses", "/messages", "/chat", "/invocations", "/generate")
 _MARK = "kvtrace.traced"
+_PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _REPLY_ID = re.compile(rb'(?<!\\)"(?:request_)?id"\s*:\s*"([^"\\]{1,256})"')
 _REPLY_ID_PREFIX = re.compile(r"(?:chatcmpl|cmpl|generate-tokens)-")
 
@@ -76,6 +78,8 @@ class TraceMiddleware:
         """Return the exchange to follow, None where the connection is no request to generate."""
         try:
             t_ns = time.monotonic_ns()
+            if scope["type"] == "lifespan" and os.environ.get(_PROFILE_VARIABLE):
+                _profile(self.tracer, scope)
             if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_GENERATING):
                 return None
             if scope.get(_MARK):  # the flag was given twice
@@ -112,6 +116,20 @@ def _describe(tracer: Any, scope: Scope) -> bool:
         if value:
             tracer.fact(name, str(value))
     return bool(role == "kv_producer")
+
+
+def _profile(tracer: Any, scope: Scope) -> None:
+    """Profile this server before it serves anybody, since importing and starting the profiler takes a tenth of a s."""
+    try:
+        from instrumented_connectors import profiling
+        from kvtrace import profiler
+
+        config = getattr(getattr(scope.get("app"), "state", None), "vllm_config", None)
+        transfer = getattr(config, "kv_transfer_config", None)
+        names = (getattr(transfer, name, None) for name in ("kv_role", "engine_id", "kv_connector"))
+        profiler.start(profiling.server_labels(*names), tracer)
+    except Exception as error:  # noqa: BLE001  tracing goes on without profiles
+        tracer.fact("profiles", f"off: {type(error).__name__}: {error}"[:200])
 
 
 def _guarded(method: Callable[[_Exchange, Any], None]) -> Callable[[_Exchange, Any], None]:

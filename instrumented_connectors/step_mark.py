@@ -17,6 +17,16 @@ class StepMark(tuple[int, int, bool]):
 
     taken_ns = 0
 
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens the step computes."""
+        return self[1]
+
+    @property
+    def loads_late(self) -> bool:
+        """Return whether the step's loads come behind its forward."""
+        return self[2]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _taken, tuple(self)
 

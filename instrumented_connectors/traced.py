@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from instrumented_connectors.watch import Tracer
 
 _kinds: set[str] = set()
+_PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
+_log = logging.getLogger("kvtrace")
 
 
 class Traced:
@@ -41,6 +45,17 @@ class Traced:
             attach(self, vllm_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
             tracer.disable("attach", error)
+        if os.environ.get(_PROFILE_VARIABLE):
+            _profile(self, vllm_config, tracer)
+
+
+def _profile(connector: Any, vllm_config: Any, tracer: Tracer) -> None:
+    try:
+        from instrumented_connectors import profiling
+
+        profiling.attach(connector, vllm_config, tracer)
+    except Exception as error:  # noqa: BLE001 - serving comes first
+        _log.warning("kvtrace: no profiles of this process, serving goes on: %s: %s", type(error).__name__, error)
 
 
 def attach(connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:

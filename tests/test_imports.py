@@ -15,6 +15,7 @@ HEAVY = {
     "opentelemetry",
     "perfetto",
     "prometheus_client",
+    "pyroscope",
     "typer",
     "httpx",
     "starlette",
@@ -24,7 +25,9 @@ HEAVY = {
 }
 
 
-@pytest.mark.parametrize("module", ["kvtrace.emit", "instrumented_connectors", "instrumented_connectors.plugin"])
+@pytest.mark.parametrize(
+    "module", ["kvtrace.emit", "kvtrace.profiler", "instrumented_connectors", "instrumented_connectors.plugin"]
+)
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
     script = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

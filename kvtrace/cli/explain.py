@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvtrace.analyze import points
 from kvtrace.errors import RequestError, UsageError
+from kvtrace.profiles import links
 from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
 from kvtrace.report import population, selection, totals
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 JSON_SCHEMA = 1
 # More than this many pictures help nobody; JSON has no such limit.
@@ -89,6 +91,7 @@ def _refuse_empty(store: Store, run: Path) -> None:
 def _write_json(store: Store, keys: Sequence[int], *, reconcile: bool) -> None:
     """Write the document piece by piece, since a long run's requests need not fit into memory at once."""
     facts = selection.run_facts(store)
+    place = links.Place.of(facts)
     out = sys.stdout
     out.write(f'{{"schema": {JSON_SCHEMA}, "run": {json.dumps(facts)}, "requests": [')
     for position, explained in enumerate(selection.explained(store, keys)):
@@ -96,10 +99,35 @@ def _write_json(store: Store, keys: Sequence[int], *, reconcile: bool) -> None:
         document = explained.to_json()
         if reconcile:
             document["reconcile"] = [asdict(line) for line in _reconciled(store, explained)]
+        if place is not None:
+            document["profiles"] = [_profiled(place, part) for part in links.windows(explained.request)]
         out.write(json.dumps(document))
     found = totals.totals(store, facts) if reconcile else []
     told = f', "totals": {json.dumps([asdict(one) for one in found])}' if found else ""
     out.write(f'\n], "summary": {json.dumps(population.summary(store, facts))}{told}}}\n')
+
+
+def _profiled(place: links.Place, part: links.Window) -> dict[str, object]:
+    """Return a part of the profiles as JSON: of whom, when in unix ms, and where it is shown or kept."""
+    return {
+        "side": part.name,
+        "labels": dict(part.labels),
+        "from_ms": part.from_ms,
+        "to_ms": part.to_ms,
+        "url": links.url(place, part) or None,
+        "folder": place.folder or None,
+    }
+
+
+def _where_profiles_are(facts: Mapping[str, str], run: Path, request: Mapping[str, Any]) -> list[str]:
+    """Return lines that say where a request's profiles are, none for a run without."""
+    place = links.Place.of(facts)
+    if place is None:
+        return []
+    if place.folder:
+        asking = shlex.join(["kvtrace", "export", str(run), "--format", "pprof", "--requests", request["request_id"]])
+        return [f"Profiles of that time: {asking}"]
+    return [f"Profiles of {part.name}: {links.url(place, part)}" for part in links.windows(request)]
 
 
 def _reconciled(store: Store, explained: selection.Explained) -> list[Line]:
@@ -128,6 +156,7 @@ def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) 
         if position:
             console.print()
         page.print_request(explained, bool(load and load["saturated"]), console)
+        page.print_whole(_where_profiles_are(facts, run, explained.request), console)
         if reconcile:
             console.print()
             console.print(tables.reconciled(_reconciled(store, explained), console))

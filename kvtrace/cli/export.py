@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from kvtrace.cli import target
-from kvtrace.errors import UsageError
+from kvtrace.errors import ExportError, UsageError
 from kvtrace.exporters.source import NEVER_NS, Choice, batches
 from kvtrace.messages import say
 from kvtrace.report import selection
@@ -27,13 +27,20 @@ class Format(StrEnum):
     OTLP_JSON = "otlp-json"
     OTLP = "otlp"
     PARQUET = "parquet"
+    PPROF = "pprof"
 
 
-_SUFFIXES = {Format.PERFETTO: ".perfetto-trace", Format.OTLP_JSON: ".otlp.jsonl", Format.PARQUET: ".parquet"}
+_SUFFIXES = {
+    Format.PERFETTO: ".perfetto-trace",
+    Format.OTLP_JSON: ".otlp.jsonl",
+    Format.PARQUET: ".parquet",
+    Format.PPROF: ".pb.gz",
+}
 _NEXT = {
     Format.PERFETTO: "open it at ui.perfetto.dev, which loads it into your browser and nowhere else",
     Format.OTLP_JSON: "a collector reads it with its otlpjsonfile receiver",
     Format.PARQUET: "every file is a table of the store",
+    Format.PPROF: "open it with `go tool pprof -http :`, at speedscope.app, or in Grafana",
 }
 
 
@@ -56,9 +63,24 @@ def command(
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="With --format otlp: the OTLP receiver, gRPC or HTTP.")
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--class", metavar="compute|coordination|transfer", help="With --format pprof: only that connector work."
+        ),
+    ] = None,
+    profile_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --format pprof: where the profiles are now. Default: as recorded."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
 ) -> int:
-    """Export requests to Perfetto, OpenTelemetry or Parquet. Every number is the one that `explain` shows."""
+    """Export requests to Perfetto, OpenTelemetry or Parquet. Every number is the one that `explain` shows.
+
+    With --format pprof: the profiles of a time, of requests, of a class, merged into one.
+    """
+    if form is not Format.PPROF and (kind is not None or profile_dir is not None):
+        raise UsageError(f"--{'profile-dir' if kind is None else 'class'} belongs to --format pprof")
     if (form is Format.OTLP) != (endpoint is not None):
         raise UsageError("--format otlp and --endpoint URL belong together")
     if form is Format.OTLP and output is not None:
@@ -72,6 +94,9 @@ def command(
         if form is Format.OTLP:
             return _send(store, choice, endpoint or "")
         output = output or run.with_name(run.stem + _SUFFIXES[form])
+        if form is Format.PPROF:
+            _write_profile(store, choice, run, output, kind or "", profile_dir, force=force)
+            return 0
         if form is not Format.PARQUET:
             with target.opened(output, run, force=force) as out:
                 count = _write_file(store, choice, out, form)
@@ -114,6 +139,26 @@ def _write_file(store: Store, choice: Choice, out: BinaryIO, form: Format) -> in
     facts = spans.RunFacts.of(store)
     whole = (traces.spans(told, facts) for batch in batches(store, choice) for told in batch)
     return otlp_json.write(whole, out, facts.resource)
+
+
+def _write_profile(
+    store: Store, choice: Choice, run: Path, output: Path, kind: str, folder: Path | None, *, force: bool
+) -> None:
+    try:
+        from kvtrace.profiles import selection as profiles
+    except ImportError as error:
+        raise ExportError(
+            f"--format pprof needs a package that is missing ({error.name}): pip install 'kvtrace[profiles]'"
+        ) from error
+    if kind and kind not in profiles.CLASSES:
+        raise UsageError(f"--class is {', '.join(profiles.CLASSES)}, not {kind!r}")
+    chosen, place = profiles.wanted(store, choice, kind), profiles.place(store, folder)
+    with target.opened(output, run, force=force) as out:
+        count, failures = profiles.write(place, chosen, out)
+    for failure in failures:
+        say(failure)
+    if output != target.STDOUT:
+        say(f"wrote {shlex.quote(str(output))}: {count} profiles merged; {_NEXT[Format.PPROF]}")
 
 
 def _send(store: Store, choice: Choice, endpoint: str) -> int:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.cli import watching
+from kvtrace import profiler
+from kvtrace.cli import profiling, watching
 from kvtrace.cli.recording import is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
@@ -84,6 +85,9 @@ def command(
     metrics: watching.Metrics = None,
     otlp: watching.Otlp = None,
     otlp_share: watching.OtlpShare = None,
+    profile: profiling.Server = None,
+    profile_dir: profiling.Folder = None,
+    profile_grafana: profiling.Grafana = None,
     verify_kv: Annotated[
         float,
         typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
@@ -99,7 +103,8 @@ def command(
     if argv and (code := _check_command(argv)):
         return code
     _check_writable(target)
-    with watching.Watch(target, metrics, otlp, otlp_share) as watch:
+    profiles = profiling.Asked(profile, profile_dir, profile_grafana)
+    with watching.Watch(target, metrics, otlp, otlp_share, profiles) as watch:
         if lab:
             return _record_lab(target, engines, workload, watch, force=force)
         if spool:
@@ -232,6 +237,8 @@ def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bo
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
     delete = not once or all(is_private(folder) for folder in folders)
     ended = threading.Event()
+    if watch.profiles_url:
+        say(f"engines are profiled where they start with {profiler.VARIABLE}={watch.profiles_url}")
     with recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
         if once:
             return 0

@@ -40,7 +40,7 @@ def recording(
     recorder = Recorder(
         output,
         spools,
-        {"host": platform.node(), **facts},
+        {"host": platform.node(), **facts, **watch.facts},
         delete_consumed=delete_consumed,
         force=force,
         observers=watch.observers(spools),

@@ -1,4 +1,4 @@
-"""What a recording shows while it goes on: Prometheus metrics and OpenTelemetry spans, as `record` was asked to."""
+"""What a recording shows beside its store, as it was asked to: Prometheus metrics, OpenTelemetry spans, profiles."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvtrace.cli.profiling import Asked, Profiling
 from kvtrace.errors import ExportError, UsageError
 
 if TYPE_CHECKING:
@@ -37,11 +38,14 @@ _SPANS_VARIABLE = "KVTRACE_SPANS"
 class Watch:
     """The endpoint and the sender of one recording. Use as a context manager, around whatever is started."""
 
-    def __init__(self, output: Path, metrics: str | None, otlp: str | None, share: float | None) -> None:
+    def __init__(
+        self, output: Path, metrics: str | None, otlp: str | None, share: float | None, profiles: Asked
+    ) -> None:
         self._output = output
         self._metrics = metrics
         self._otlp = otlp
         self._share = share
+        self._profiling = Profiling(profiles)
         self._spools: list[Path] = []
         self._observers: list[Observer] = []
         self._sending: SpanObserver | None = None
@@ -56,6 +60,7 @@ class Watch:
                 self._open_metrics(self._metrics)
             if self._otlp is not None:
                 self._open_spans(self._otlp)
+            self._stack.enter_context(self._profiling)
         except BaseException:
             self._stack.close()
             raise
@@ -100,8 +105,19 @@ class Watch:
         self._spools = list(spools)
         return self._observers
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """Return what the store is to know: where the run's profiles are."""
+        return self._profiling.facts
+
+    @property
+    def profiles_url(self) -> str:
+        """Return where engines are to send profiles, "" for nowhere."""
+        return self._profiling.url
+
     def report(self) -> Iterator[str]:
         """Yield what is to be said once the recording has ended."""
+        yield from self._profiling.report()
         if self._sending is None:
             return
         health = self._sending.health

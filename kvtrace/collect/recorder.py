@@ -36,7 +36,10 @@ POLL_INTERVAL_S = 0.25
 PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
-_FACTS_OF_PROCESSES = ("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname")
+_FACTS_OF_PROCESSES = (
+    *("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname"),
+    *("profiles", "profiles.url", "profiles.application"),
+)
 
 
 @dataclass(slots=True)

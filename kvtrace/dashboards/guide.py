@@ -39,6 +39,8 @@ Three dashboards, for Grafana 10.4 and later:
 - **For Live**: a Prometheus that scrapes `kvtrace record --metrics {METRICS_PORT}` (`prometheus.yaml`). The compose
   file's own, in its container, does not reach the host's loopback, where metrics are shown unless a host is named: give
   `--metrics 172.17.0.1:{METRICS_PORT}`, which is Docker's bridge as a rule.
+- **For the panel Profiles** of kvtrace / Request: Grafana's app Profiles Drilldown over the Pyroscope that the run was
+  recorded with (`kvtrace record --profile URL`).
 
 ## Ways in
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from kvtrace.dashboards.boards import Board, run_source, typed
 from kvtrace.dashboards.panels import Column, Panel, class_columns, class_mappings, figures, table, trace
 from kvtrace.palette import GREY
+from kvtrace.profiles.links import EXPLORE_PATH, PROFILE_TYPE
 
 UID = "kvtrace-request"
 EXPLAIN = "All numbers are those of `kvtrace explain`, to the nanosecond."
+PROFILE_LINK = (
+    f"{EXPLORE_PATH}?explorationType=flame-graph&var-serviceName=${{__data.fields.application:percentencode}}"
+    f"&var-profileMetricId={PROFILE_TYPE}&from=${{__data.fields.from_ms}}&to=${{__data.fields.to_ms}}"
+    "&var-filters=engine%7C%3D%7C${__data.fields.engine:percentencode}"
+)
+"""Grafana's app for profiles, over the Pyroscope that is its data source: one side's time of this request."""
 
 
 def board() -> Board:
@@ -21,7 +28,12 @@ def board() -> Board:
             typed("request", "Request", "The request's id, or the one that its client sent."),
             typed("attempt", "Attempt", "Which attempt, from 0; empty: the last one."),
         ),
-        {"In one line": _summary(), "Waterfall": [_waterfall()], "Piece by piece": _pieces(), "Its facts": [_facts()]},
+        {
+            "In one line": _summary(),
+            "Waterfall": [_waterfall()],
+            "Piece by piece": _pieces(),
+            "Its facts": [_facts(), _profiles()],
+        },
     )
 
 
@@ -121,4 +133,21 @@ def _facts() -> Panel:
             Column("note"),
         ],
         height=5,
+    )
+
+
+def _profiles() -> Panel:
+    return table(
+        "Profiles",
+        "see in a flame graph what the threads of P and of D did while this request was served",
+        "request_profiles",
+        [
+            Column("side", link=PROFILE_LINK, width=160),
+            Column("engine"),
+            Column("application"),
+            Column("from_ms", hidden=True),
+            Column("to_ms", hidden=True),
+        ],
+        height=5,
+        note="Empty unless the run was recorded with `--profile`; Grafana needs its app Profiles Drilldown.",
     )

@@ -12,7 +12,7 @@ from kvtrace.report.style import fitted, plural, printable, prose, size
 from kvtrace.report.waterfall import waterfall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -52,6 +52,14 @@ def print_request(explained: Explained, saturated: bool, console: Console) -> No
     if advice:
         console.print()
         _say(advice, console, style="italic")
+
+
+def print_whole(lines: Sequence[str], console: Console) -> None:
+    """Print lines that are to be copied, however long, below an empty one; nothing where there are none."""
+    if lines:
+        console.print()
+    for line in lines:
+        console.print(Text(printable(line), style="dim"), soft_wrap=True)
 
 
 def print_population(summary: Row, facts: Mapping[str, str], name: str, console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from kvtrace import messages
+from kvtrace import emit, messages, profiler
 from kvtrace.errors import KvtraceError
 from kvtrace.router.app import create_app
 
@@ -27,6 +27,7 @@ _KEEP_ALIVE_S = 75  # longer than usual clients keep idle connections, so that t
 
 def serve(config: RouterConfig) -> None:
     """Serve until SIGTERM or SIGINT, then let requests in flight finish for up to `config.grace_s`."""
+    profiler.start({"role": "router", "process": "router"}, emit.tracer())
     listener = _bind(config.host, config.port)
     settings = uvicorn.Config(
         create_app(config),

@@ -22,7 +22,8 @@ CHECKED = {"checked_blocks": 38, "corrupt_blocks": 0, "unchecked_blocks": 0}
 
 def write_full(path: Path) -> Path:
     """Write eight requests a second apart, by push and by pull, one of them failed, with events of both engines."""
-    sample = Sample(facts={"model": "tiny", "recorder.state": "finished", "recorder.lag_ms": "120"})
+    profiled = {"profiles": "on", "profiles.url": "http://pyroscope:4040"}
+    sample = Sample(facts={"model": "tiny", "recorder.state": "finished", "recorder.lag_ms": "120", **profiled})
     for number in range(6):
         values = {
             "client_request_id": f"client-{number}",

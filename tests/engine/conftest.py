@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvtrace import profiler
 from tests.engine.deployment import Deployment
 from tests.otlp_receiver import Received, over_grpc, over_http
+from tests.pyroscope_stand_in import StandIn, stand_in
 
 _MODES = ("push", "pull")
 _ODD = ("two_ranks", "few_blocks")
@@ -103,25 +105,34 @@ def grpc_spans() -> Iterator[Received]:
         yield received
 
 
+@pytest.fixture(scope="session")
+def profiles() -> Iterator[StandIn]:
+    """Return what a stand-in for a Pyroscope server gets from both odd labs."""
+    with stand_in() as found:
+        yield found
+
+
 @pytest.fixture
-def two_ranks(deployments: Deployments, http_spans: Received) -> Deployment:
+def two_ranks(deployments: Deployments, http_spans: Received, profiles: StandIn) -> Deployment:
     """Return a pull lab whose D has two ranks."""
     endpoint = f"{http_spans.endpoint}/v1/traces"
     overrides = {"decode": {"tensor_parallel_size": 2}}
-    return deployments.get("pull", "two-ranks", overrides=overrides, **_odd(endpoint, "http/protobuf"))
+    return deployments.get("pull", "two-ranks", overrides=overrides, **_odd(endpoint, "http/protobuf", profiles))
 
 
 @pytest.fixture
-def few_blocks(deployments: Deployments, grpc_spans: Received) -> Deployment:
+def few_blocks(deployments: Deployments, grpc_spans: Received, profiles: StandIn) -> Deployment:
     """Return a push lab whose D has blocks for three requests of 380 tokens."""
-    odd = _odd(grpc_spans.endpoint.replace("grpc://", "http://"), "grpc")
+    odd = _odd(grpc_spans.endpoint.replace("grpc://", "http://"), "grpc", profiles)
     few = ("--max-model-len", "1024", "--num-gpu-blocks-override", "10")
     return deployments.get("push", "few-blocks", overrides={"decode": {"arguments": odd["arguments"] + few}}, **odd)
 
 
-def _odd(endpoint: str, protocol: str) -> dict[str, Any]:
-    """Return what both odd labs have: prefix caches, all blocks checked, and vLLM's own spans sent to a receiver."""
+def _odd(endpoint: str, protocol: str, profiles: StandIn) -> dict[str, Any]:
+    """Return what both odd labs have: prefix caches, all blocks checked, vLLM's own spans and profiles sent away."""
+    profiled = {profiler.VARIABLE: profiles.url, profiler.UPLOAD_VARIABLE: "1"}
     variables = {
+        **profiled,
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
         "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
         "OTEL_BSP_SCHEDULE_DELAY": "200",
@@ -131,5 +142,5 @@ def _odd(endpoint: str, protocol: str) -> dict[str, Any]:
         "prefix_caching": True,
         "verify_kv": 1.0,
         "arguments": ("--otlp-traces-endpoint", endpoint),
-        "environment": {"prefill": variables, "decode": variables, "router": {"KVTRACE_SPANS": "1"}},
+        "environment": {"prefill": variables, "decode": variables, "router": {**profiled, "KVTRACE_SPANS": "1"}},
     }

@@ -1,0 +1,33 @@
+-- One request's profiles: whose they are and from when, to ask Pyroscope for; none where the run was not profiled.
+--
+-- $request  VARCHAR  The request's id, or the one that its client sent.
+-- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+--
+-- side         VARCHAR  Which side of the hand-off: prefill or decode.
+-- engine       VARCHAR  Engine id, the label `engine` of its profiles.
+-- application  VARCHAR  Pyroscope's service_name.
+-- from_ms      BIGINT   When to begin, unix ms: an upload of 10 s before the request did.
+-- to_ms        BIGINT   When to end, unix ms.
+WITH chosen AS (
+  SELECT * FROM request
+  WHERE (request_id = $request OR client_request_id = $request) AND ($attempt IS NULL OR attempt = $attempt)
+  ORDER BY request_id = $request DESC, attempt DESC, start_ns DESC
+  LIMIT 1
+), place AS (
+  SELECT
+    max(value) FILTER (WHERE name = 'profiles.url') AS url,
+    max(value) FILTER (WHERE name = 'profiles.dir') AS folder,
+    coalesce(max(value) FILTER (WHERE name = 'profiles') = 'joined', false) AS joined,
+    max(value) FILTER (WHERE name = 'profiles.application') AS application
+  FROM run
+), sides AS (
+  SELECT 'prefill' AS side, 0 AS turn, prefill_engine AS engine, start_ns, end_ns, first_token_ns FROM chosen
+  UNION ALL
+  SELECT 'decode', 1, decode_engine, start_ns, end_ns, first_token_ns FROM chosen
+)
+SELECT
+  side, engine, coalesce(application, 'kvtrace') AS application, start_ns // 1000000 - 10000 AS from_ms,
+  greatest(start_ns, coalesce(end_ns, 0), coalesce(first_token_ns, 0)) // 1000000 + 1 AS to_ms
+FROM sides, place
+WHERE url IS NOT NULL AND folder IS NULL AND NOT joined AND coalesce(engine, '') <> ''
+ORDER BY turn
