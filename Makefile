@@ -78,11 +78,12 @@ test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines 
 test-fast: setup ## tests without engines
 	@$(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
 
-bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving
+bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving; what queries take
 	@$(BIN)/python -m tests.bench_emit
 	@$(BIN)/python -m tests.bench_ingest
 	@$(BIN)/python -m tests.bench_attribution
 	@$(BIN)/python -m tests.bench_checks
+	@$(BIN)/python -m tests.bench_queries
 	@$(BIN)/python -m tests.bench_serving
 
 clean: ## remove everything that was installed or made

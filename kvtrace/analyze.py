@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attempts, attribution, evidence, graph, occupancy, schema, stages
+from kvtrace import assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
 from kvtrace.legs import TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.store import Store
@@ -25,7 +25,7 @@ _BESIDE_NS = 60_000_000_000
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
-    """Write the tables of `schema.ANSWERS` from the event table; return how many requests were attributed.
+    """Write the tables of `schema.WORKED_OUT` from the event table; return how many requests were attributed.
 
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
@@ -40,7 +40,8 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     requests = assemble.assemble(events, processes)
     around = _surroundings(events, beside, requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
-    write(store, answers, replace=since_ns is not None)
+    changed_ns = write(store, answers, replace=since_ns is not None)
+    keeping.refresh(store, since_ns, changed_ns)
     return len(answers)
 
 
@@ -176,15 +177,19 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
     return [Event(*values) for values in zip(*columns, strict=True)]
 
 
-def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
-    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests."""
+def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set[int]:
+    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests.
+
+    Returns when the requests began whose answers are new or have gone, unix ns.
+    """
     answers = list(answers)
     if not answers:
-        return
+        return set()
+    changed_ns = {answer.start_ns for answer in answers}
     if replace:
         # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
         ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
-        store.forget_requests(ids)
+        changed_ns.update(store.forget_requests(ids))
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
     store.append(
@@ -201,6 +206,7 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> Non
         ("blame", _blame_rows(keyed)),
     ):
         store.append(table, pa.Table.from_pylist(list(rows), schema=store.arrow_schema(table)))
+    return changed_ns
 
 
 def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
@@ -235,6 +241,9 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "idle_ns": answer.idle_ns,
         "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
         "note": answer.note,
+        **_spent(answer),
+        "tpot_ns": answer.pace.tpot_ns if answer.pace is not None else None,
+        "decode_tokens": answer.pace.tokens if answer.pace is not None else None,
     }
     shown = {
         "ttft_ns": answer.ttft_ns,
@@ -249,6 +258,15 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
     }
     row.update(shown if has_token else dict.fromkeys(shown))
     return row
+
+
+def _spent(answer: Attribution) -> dict[str, int | None]:
+    """Return what some causes took on the path, None for those that do not lie there."""
+    spent: dict[str, int | None] = dict.fromkeys(("post_ns", "wire_ns", "detection_ns"))
+    for segment in answer.segments:
+        if (name := f"{segment.cause}_ns") in spent:
+            spent[name] = (spent[name] or 0) + segment.end_ns - segment.start_ns
+    return spent
 
 
 def _integrity(answer: Attribution) -> dict[str, int | None]:
