@@ -22,6 +22,7 @@ _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
 # What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
 _BESIDE_NS = 60_000_000_000
+_BESIDE_EVENTS = 30_000  # the newest of them; under heavy load a minute of others takes longer than those asked for
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
@@ -83,7 +84,9 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
     first_ns = min(event.t_ns for event in events)
     around = {"from": first_ns - _MARGIN_NS, "to": to_ns}
-    holding = {"from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE)}
+    holding = {
+        "from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE), "most": _BESIDE_EVENTS,
+    }  # fmt: skip
     return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
 
 
@@ -99,6 +102,7 @@ _WITHIN = "t_ns BETWEEN $from AND $to"
 _SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
 _BESIDE_SQL = f"""
 {_SELECT} AND request <> '' AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))
+ORDER BY t_ns DESC LIMIT $most
 """
 _NAMED_SQL = f"""
 SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
