@@ -150,3 +150,18 @@ def _runs(windows_ns: list[int], length_ns: int) -> Iterator[tuple[int, int]]:
         if is_over or place - first == _AT_ONCE:
             yield windows_ns[first], window_ns + length_ns
             first = place
+
+
+# What is left after old windows have gone -----------------------------------------------------------------
+
+
+def window_of(t_ns: int) -> int:
+    """Return where the fine window begins that a time lies in, unix ns."""
+    return t_ns // sql.FINE_NS * sql.FINE_NS
+
+
+def recount(store: Store, before_ns: int) -> None:
+    """Count the coarse window anew of which everything before that time, where a fine one begins, has gone."""
+    first_ns = before_ns // sql.COARSE_NS * sql.COARSE_NS
+    if first_ns < before_ns and first_ns + sql.COARSE_NS <= _tallied(store, sql.FINE_NS):
+        _counted_anew(store, sql.TALLY_COARSE, sql.COARSE_NS, first_ns, first_ns + sql.COARSE_NS)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace.cli import watching
+from kvtrace.cli import bounds, watching
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import say, write
@@ -91,6 +91,9 @@ def command(
     metrics: watching.Metrics = None,
     otlp: watching.Otlp = None,
     otlp_share: watching.OtlpShare = None,
+    grafana_copy: watching.GrafanaCopy = None,
+    retain_age: bounds.RetainAge = None,
+    retain_size: bounds.RetainSize = None,
     verify_kv: Annotated[
         float,
         typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
@@ -106,7 +109,9 @@ def command(
     if argv and (code := _check_command(argv)):
         return code
     _check_writable(target)
-    with watching.Watch(target, metrics, otlp, otlp_share) as watch:
+    watched = watching.Watch(target, metrics, otlp, otlp_share, grafana_copy)
+    watched.retention = bounds.retention(retain_age, retain_size)
+    with watched as watch:
         if lab:
             return _record_lab(target, engines, workload, watch, force=force)
         if spool:
@@ -274,6 +279,8 @@ def _recording(
         delete_consumed=delete_consumed,
         force=force,
         observers=watch.observers(spools),
+        copies=watch.copies,
+        retention=watch.retention,
     )
     try:
         with recorder:
