@@ -80,11 +80,13 @@ test-timing: setup $(CLIENTS)/stamp ## tests that compare times of real engines 
 test-fast: setup ## tests without engines
 	@tests/in_memory $(BIN)/pytest -q $(PARALLEL) -m "not engine and not dashboards"
 
-bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving
+bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, serving; what queries and live snapshots take
 	@$(BIN)/python -m tests.bench_emit
 	@$(BIN)/python -m tests.bench_ingest
 	@$(BIN)/python -m tests.bench_attribution
 	@$(BIN)/python -m tests.bench_checks
+	@$(BIN)/python -m tests.bench_queries
+	@$(BIN)/python -m tests.bench_publication
 	@$(BIN)/python -m tests.bench_serving
 	@$(BIN)/python -m tests.bench_switched
 

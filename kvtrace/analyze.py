@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvtrace import assemble, attempts, attribution, evidence, graph, occupancy, schema, stages
+from kvtrace import assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
 from kvtrace.legs import TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.store import Store
@@ -22,10 +22,11 @@ _LOOK_BACK_NS = 600_000_000_000
 _MARGIN_NS = 10_000_000_000
 # What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
 _BESIDE_NS = 60_000_000_000
+_BESIDE_EVENTS = 30_000  # the newest of them; under heavy load a minute of others takes longer than those asked for
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
-    """Write the tables of `schema.ANSWERS` from the event table; return how many requests were attributed.
+    """Write the tables of `schema.WORKED_OUT` from the event table; return how many requests were attributed.
 
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
@@ -40,7 +41,8 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
     requests = assemble.assemble(events, processes)
     around = _surroundings(events, beside, requests, processes)
     answers = [attribution.attribute(request, around) for request in requests]
-    write(store, answers, replace=since_ns is not None)
+    changed_ns = write(store, answers, replace=since_ns is not None)
+    keeping.refresh(store, since_ns, changed_ns)
     return len(answers)
 
 
@@ -82,7 +84,9 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
     first_ns = min(event.t_ns for event in events)
     around = {"from": first_ns - _MARGIN_NS, "to": to_ns}
-    holding = {"from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE)}
+    holding = {
+        "from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE), "most": _BESIDE_EVENTS,
+    }  # fmt: skip
     return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
 
 
@@ -98,6 +102,7 @@ _WITHIN = "t_ns BETWEEN $from AND $to"
 _SELECT = f"SELECT {_EVENT_COLUMNS} FROM event WHERE {_WITHIN}"  # noqa: S608 -- names of ours, values are bound
 _BESIDE_SQL = f"""
 {_SELECT} AND request <> '' AND stage::VARCHAR IN (SELECT unnest($stages)) AND request NOT IN (SELECT unnest($ids))
+ORDER BY t_ns DESC LIMIT $most
 """
 _NAMED_SQL = f"""
 SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
@@ -176,15 +181,19 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
     return [Event(*values) for values in zip(*columns, strict=True)]
 
 
-def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> None:
-    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests."""
+def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set[int]:
+    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests.
+
+    Returns when the requests began whose answers are new or have gone, unix ns.
+    """
     answers = list(answers)
     if not answers:
-        return
+        return set()
+    changed_ns = {answer.start_ns for answer in answers}
     if replace:
         # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
         ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
-        store.forget_requests(ids)
+        changed_ns.update(store.forget_requests(ids))
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
     store.append(
@@ -201,6 +210,7 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> Non
         ("blame", _blame_rows(keyed)),
     ):
         store.append(table, pa.Table.from_pylist(list(rows), schema=store.arrow_schema(table)))
+    return changed_ns
 
 
 def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
@@ -235,6 +245,9 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "idle_ns": answer.idle_ns,
         "lost_ns": request.lost[-1].end_ns - request.lost[0].start_ns if request.lost else None,
         "note": answer.note,
+        **_spent(answer),
+        "tpot_ns": answer.pace.tpot_ns if answer.pace is not None else None,
+        "decode_tokens": answer.pace.tokens if answer.pace is not None else None,
     }
     shown = {
         "ttft_ns": answer.ttft_ns,
@@ -249,6 +262,15 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
     }
     row.update(shown if has_token else dict.fromkeys(shown))
     return row
+
+
+def _spent(answer: Attribution) -> dict[str, int | None]:
+    """Return what some causes took on the path, None for those that do not lie there."""
+    spent: dict[str, int | None] = dict.fromkeys(("post_ns", "wire_ns", "detection_ns"))
+    for segment in answer.segments:
+        if (name := f"{segment.cause}_ns") in spent:
+            spent[name] = (spent[name] or 0) + segment.end_ns - segment.start_ns
+    return spent
 
 
 def _integrity(answer: Attribution) -> dict[str, int | None]:

@@ -17,7 +17,7 @@
 WITH sized AS (
   SELECT
     t.*, (1::BIGINT << floor(log2(greatest(t.descriptors, 1)))::INTEGER) AS descriptors_from,
-    least(t.done_ns, t.probed_ns, CASE WHEN t.done_at_post THEN t.post_ended_ns END) - t.post_started_ns AS seen_ns
+    t.seen_ns - t.post_started_ns AS taken_ns
   FROM transfer AS t
   WHERE t.post_started_ns IS NOT NULL AND t.descriptors IS NOT NULL AND ($engine IS NULL OR t.engine = $engine)
     AND ($from_ns IS NULL OR t.post_started_ns >= $from_ns) AND ($to_ns IS NULL OR t.post_started_ns < $to_ns)
@@ -28,8 +28,8 @@ SELECT
   sum(moved_bytes)::DOUBLE / nullif(sum(descriptors), 0)::DOUBLE / 1024 AS kib_per_descriptor,
   quantile_cont(post_ended_ns - post_started_ns, 0.5) / 1e3 AS post_p50_us,
   sum(post_ended_ns - post_started_ns)::DOUBLE / nullif(sum(descriptors), 0)::DOUBLE AS post_ns_per_descriptor,
-  quantile_cont(seen_ns, 0.5) / 1e6 AS seen_p50_ms,
-  sum(moved_bytes) FILTER (seen_ns > 0)::DOUBLE / nullif(sum(seen_ns) FILTER (seen_ns > 0), 0)::DOUBLE AS gb_per_s_low
+  quantile_cont(taken_ns, 0.5) / 1e6 AS seen_p50_ms,
+  sum(moved_bytes) FILTER (taken_ns > 0)::DOUBLE / nullif(sum(taken_ns) FILTER (taken_ns > 0), 0)::DOUBLE AS gb_per_s_low
 FROM sized
 GROUP BY engine, descriptors_from
 ORDER BY engine, descriptors_from

@@ -16,21 +16,14 @@
 -- steps_p50            DOUBLE   The median wait in such steps: about 0.5 where somebody looks once a step.
 -- within_a_step_share  DOUBLE   Part that waited no longer than one step, 0 to 1.
 WITH spent AS (
-  SELECT
-    r.request_key, any_value(r.mode) AS mode, any_value(r.decode_engine) AS decode_engine,
-    sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns, any_value(r.transfer_high_ns - r.transfer_low_ns) AS bracket_ns
-  FROM segment AS s JOIN request AS r USING (request_key)
-  WHERE s.cause = 'detection'
-    AND ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
-    AND ($mode IS NULL OR r.mode = $mode)
-    AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)
-  GROUP BY r.request_key
+  SELECT mode, decode_engine, detection_ns, transfer_high_ns - transfer_low_ns AS bracket_ns FROM request
+  WHERE detection_ns IS NOT NULL
+    AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 ), paced AS (
-  SELECT engine, quantile_cont(gap_ns, 0.5) AS step_ns
-  FROM (
-    SELECT engine, scheduled_ns - lag(scheduled_ns) OVER (PARTITION BY process ORDER BY scheduled_ns) AS gap_ns
-    FROM step WHERE scheduled_ns IS NOT NULL AND engine IN (SELECT decode_engine FROM spent)
-  )
+  SELECT engine, quantile_cont(gap_ns, 0.5) AS step_ns FROM step
+  WHERE scheduled_ns IS NOT NULL AND engine IN (SELECT DISTINCT decode_engine FROM spent)
   GROUP BY engine
 )
 SELECT

@@ -10,16 +10,12 @@
 -- to_ms     DOUBLE  The row's waits are shorter than this, ms.
 -- requests  BIGINT  Requests that waited so long.
 -- share     DOUBLE  Part of all that waited, 0 to 1.
-WITH spent AS (
-  SELECT s.request_key, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns
-  FROM segment AS s JOIN request AS r USING (request_key)
-  WHERE s.cause = 'detection'
-    AND ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
-    AND ($mode IS NULL OR r.mode = $mode)
-    AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)
-  GROUP BY s.request_key
-), sized AS (
-  SELECT pow(2, floor(log2(greatest(detection_ns, 1) / 1e6))) AS from_ms FROM spent
+WITH sized AS (
+  SELECT pow(2, floor(log2(greatest(detection_ns, 1) / 1e6))) AS from_ms FROM request
+  WHERE detection_ns IS NOT NULL
+    AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 )
 SELECT from_ms, 2 * from_ms AS to_ms, count(*) AS requests, count(*) / sum(count(*)) OVER ()::DOUBLE AS share
 FROM sized

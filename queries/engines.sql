@@ -13,7 +13,8 @@ WITH engine_of AS (
   FROM engine_process WHERE engine <> '' GROUP BY engine
 ), worked AS (
   SELECT prefill_engine AS engine, request_key, verdict FROM request
-  UNION SELECT decode_engine, request_key, verdict FROM request
+  UNION ALL
+  SELECT decode_engine, request_key, verdict FROM request WHERE decode_engine IS DISTINCT FROM prefill_engine
 ), served AS (
   SELECT engine, count(*) AS requests, count(*) FILTER (verdict <> 'complete') AS failed_requests
   FROM worked GROUP BY engine

@@ -15,7 +15,7 @@ WITH told AS (
   FROM request WHERE verdict IN ('incomplete', 'aborted', 'expired', 'failed', 'recomputed', 'corrupt')
   UNION ALL
   SELECT e.stage::VARCHAR, e.ref, coalesce(p.engine, ''), e.t_ns, e.request
-  FROM event AS e LEFT JOIN engine_process AS p USING (process)
+  FROM notable AS e LEFT JOIN engine_process AS p USING (process)
   WHERE e.stage IN ('transfer.failed', 'decode.load_failed', 'notification.orphaned', 'prefill.lease_expired',
       'router.failed', 'client.failed', 'tracing.disabled')
     OR (e.stage = 'handshake.ended' AND e.b = 0)

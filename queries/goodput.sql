@@ -27,10 +27,10 @@
 -- tpot_p99_ms    DOUBLE   99th percentile, ms.
 WITH judged AS (
   SELECT
-    r.mode, r.scope, r.ttft_ns, p.tpot_ns, r.start_ns, coalesce(r.end_ns, r.first_token_ns, r.start_ns) AS end_ns,
+    r.mode, r.scope, r.ttft_ns, r.tpot_ns, r.start_ns, coalesce(r.end_ns, r.first_token_ns, r.start_ns) AS end_ns,
     coalesce(r.ttft_ns <= coalesce($ttft_target_ms * 1e6, r.ttft_ns), false)
-      AND coalesce(p.tpot_ns <= $tpot_target_ms * 1e6, true) AS is_good
-  FROM request AS r LEFT JOIN pace AS p USING (request_key)
+      AND coalesce(r.tpot_ns <= $tpot_target_ms * 1e6, true) AS is_good
+  FROM request AS r
   WHERE ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
     AND ($mode IS NULL OR r.mode = $mode) AND ($scope IS NULL OR r.scope = $scope)
     AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)

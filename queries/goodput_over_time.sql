@@ -21,8 +21,8 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
   SELECT
     to_timestamp((r.start_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts, r.ttft_ns, bucket_ns,
     coalesce(r.ttft_ns <= coalesce($ttft_target_ms * 1e6, r.ttft_ns), false)
-      AND coalesce(p.tpot_ns <= $tpot_target_ms * 1e6, true) AS is_good
-  FROM request AS r CROSS JOIN per LEFT JOIN pace AS p USING (request_key)
+      AND coalesce(r.tpot_ns <= $tpot_target_ms * 1e6, true) AS is_good
+  FROM request AS r, per
   WHERE ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
     AND ($mode IS NULL OR r.mode = $mode) AND ($scope IS NULL OR r.scope = $scope)
     AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)

@@ -17,10 +17,10 @@ WITH begun AS (
   SELECT
     process, ref AS peer, a AS rank, t_ns,
     lead(t_ns) OVER (PARTITION BY process, ref, a ORDER BY t_ns) AS next_ns
-  FROM event
+  FROM notable
   WHERE stage = 'handshake.started' AND ($from_ns IS NULL OR t_ns >= $from_ns) AND ($to_ns IS NULL OR t_ns < $to_ns)
 ), ended AS (
-  SELECT process, ref AS peer, a AS rank, t_ns, b AS ok FROM event WHERE stage = 'handshake.ended'
+  SELECT process, ref AS peer, a AS rank, t_ns, b AS ok FROM notable WHERE stage = 'handshake.ended'
 ), paired AS (
   SELECT
     p.engine, b.peer, b.rank, b.t_ns, any_value(e.ok) AS ok, min(e.t_ns) - b.t_ns AS duration_ns

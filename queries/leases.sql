@@ -19,7 +19,7 @@ WITH told AS (
     count(*) FILTER (e.stage = 'prefill.lease_extended') AS extensions,
     count(*) FILTER (e.stage = 'prefill.lease_expired') AS expired,
     quantile_cont(e.b, 0.5) FILTER (e.stage = 'prefill.lease_started' AND e.b > 0) AS lease_ns
-  FROM event AS e JOIN engine_process AS p USING (process)
+  FROM notable AS e JOIN engine_process AS p USING (process)
   WHERE e.stage IN ('prefill.lease_started', 'prefill.lease_extended', 'prefill.lease_expired')
     AND ($from_ns IS NULL OR e.t_ns >= $from_ns) AND ($to_ns IS NULL OR e.t_ns < $to_ns)
   GROUP BY p.engine

@@ -20,17 +20,13 @@
 -- moved_mib_p50           DOUBLE   Median of the bytes moved, MiB.
 WITH spent AS (
   SELECT
-    r.request_key, any_value(r.mode) AS mode, any_value(r.prefill_engine) AS prefill_engine,
-    any_value(r.decode_engine) AS decode_engine, any_value(r.descriptors) AS descriptors,
-    any_value(r.moved_bytes) AS moved_bytes, any_value(r.transfer_high_ns) AS high_ns,
-    (sum(s.end_ns - s.start_ns) FILTER (s.cause = 'post'))::BIGINT AS post_ns,
-    coalesce(sum(s.end_ns - s.start_ns) FILTER (s.cause = 'wire'), 0)::BIGINT AS wire_ns
-  FROM segment AS s JOIN request AS r USING (request_key)
-  WHERE s.cause IN ('post', 'wire')
-    AND ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
-    AND ($mode IS NULL OR r.mode = $mode)
-    AND ($prefill IS NULL OR r.prefill_engine = $prefill) AND ($decode IS NULL OR r.decode_engine = $decode)
-  GROUP BY r.request_key
+    mode, prefill_engine, decode_engine, descriptors, moved_bytes, transfer_high_ns AS high_ns, post_ns,
+    coalesce(wire_ns, 0) AS wire_ns
+  FROM request
+  WHERE post_ns IS NOT NULL
+    AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode)
+    AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 )
 SELECT
   mode, prefill_engine, decode_engine, count(*) AS requests, quantile_cont(post_ns, 0.5) / 1e6 AS post_p50_ms,
@@ -42,6 +38,5 @@ SELECT
   sum(post_ns)::DOUBLE / nullif(sum(descriptors), 0)::DOUBLE / 1e3 AS post_us_per_descriptor,
   quantile_cont(moved_bytes, 0.5) / 1048576 AS moved_mib_p50
 FROM spent
-WHERE post_ns IS NOT NULL
 GROUP BY mode, prefill_engine, decode_engine
 ORDER BY mode, prefill_engine, decode_engine

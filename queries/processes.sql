@@ -12,7 +12,7 @@
 -- lost_records  BIGINT                    Records that it could not keep.
 -- last_at       TIMESTAMP WITH TIME ZONE  Its last event.
 WITH counted AS (
-  SELECT process, count(*) AS events FROM event GROUP BY process
+  SELECT process, sum(events)::BIGINT AS events FROM occurrence GROUP BY process
 )
 SELECT
   p.process, p.kind, p.engine, p.role, p.rank, p.host, p.pid, p.started, coalesce(c.events, 0) AS events,

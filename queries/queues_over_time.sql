@@ -10,49 +10,43 @@
 -- prefill_waiting        DOUBLE                    Mean number of requests on P that no step has worked on yet.
 -- decode_waiting_for_kv  DOUBLE                    Mean number of requests on D whose reserved blocks wait for KV.
 -- decode_waiting         DOUBLE                    Mean number on D that no step has worked on yet.
-WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), stay AS (
-  SELECT
-    p.engine, 'prefill_waiting' AS what, e.request, min(e.t_ns) FILTER (e.stage = 'prefill.enqueued') AS from_ns,
-    min(e.t_ns) FILTER (e.stage <> 'prefill.enqueued') AS to_ns
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('prefill.enqueued', 'prefill.scheduled', 'prefill.aborted', 'prefill.finished')
-    AND ($prefill IS NULL OR p.engine = $prefill)
-  GROUP BY p.engine, e.request
+WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), stay AS NOT MATERIALIZED (
+  SELECT 1::TINYINT AS what, prefill_from_ns AS from_ns, prefill_to_ns AS to_ns FROM leg
+  WHERE prefill_from_ns IS NOT NULL AND ($prefill IS NULL OR engine = $prefill)
   UNION ALL
-  SELECT
-    p.engine, 'decode_waiting', e.request, min(e.t_ns) FILTER (e.stage = 'decode.enqueued'),
-    min(e.t_ns) FILTER (e.stage <> 'decode.enqueued')
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('decode.enqueued', 'decode.scheduled', 'decode.aborted', 'decode.finished')
-    AND ($decode IS NULL OR p.engine = $decode)
-  GROUP BY p.engine, e.request
+  SELECT 2::TINYINT, kv_from_ns, kv_to_ns FROM leg
+  WHERE kv_from_ns IS NOT NULL AND ($decode IS NULL OR engine = $decode)
   UNION ALL
-  SELECT
-    p.engine, 'decode_waiting_for_kv', e.request, min(e.t_ns) FILTER (e.stage = 'decode.allocated' AND e.b > 0),
-    min(e.t_ns) FILTER (e.stage <> 'decode.allocated')
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('decode.allocated', 'decode.ready', 'decode.aborted', 'decode.finished', 'decode.load_failed')
-    AND ($decode IS NULL OR p.engine = $decode)
-  GROUP BY p.engine, e.request
-), bounded AS (
+  SELECT 3::TINYINT, decode_from_ns, decode_to_ns FROM leg
+  WHERE decode_from_ns IS NOT NULL AND ($decode IS NULL OR engine = $decode)
+), bounded AS NOT MATERIALIZED (
   SELECT
     what, greatest(from_ns, coalesce($from_ns, from_ns)) AS from_ns,
     least(coalesce(to_ns, (SELECT max(last_ns) FROM process)), coalesce($to_ns, 9223372036854775807)) AS to_ns
-  FROM stay WHERE from_ns IS NOT NULL
-), part AS (
-  SELECT what, from_ns, to_ns, unnest(range(from_ns // bucket_ns, to_ns // bucket_ns + 1)) AS bucket
-  FROM bounded, per WHERE to_ns > from_ns
-), weighed AS (
+  FROM stay
+), changed AS (
   SELECT
-    bucket, what,
-    sum(least(to_ns, (bucket + 1) * bucket_ns) - greatest(from_ns, bucket * bucket_ns))::DOUBLE / bucket_ns AS mean
-  FROM part, per GROUP BY bucket, what, bucket_ns
+    what, from_ns // bucket_ns AS bucket, count(*) AS more, sum(from_ns % bucket_ns) AS missed_ns
+  FROM bounded, per WHERE to_ns > from_ns GROUP BY what, from_ns // bucket_ns
+  UNION ALL
+  SELECT what, to_ns // bucket_ns, -count(*), -sum(to_ns % bucket_ns)
+  FROM bounded, per WHERE to_ns > from_ns GROUP BY what, to_ns // bucket_ns
+), summed AS (
+  SELECT what, bucket, sum(more)::BIGINT AS more, sum(missed_ns) AS missed_ns FROM changed GROUP BY what, bucket
+), running AS (
+  SELECT
+    what, bucket, missed_ns, (sum(more) OVER (PARTITION BY what ORDER BY bucket))::BIGINT AS waiting,
+    lead(bucket) OVER (PARTITION BY what ORDER BY bucket) AS next
+  FROM summed
+), weighed AS (
+  SELECT what, bucket, (waiting::HUGEINT * bucket_ns - missed_ns)::DOUBLE / bucket_ns AS mean FROM running, per
+  UNION ALL
+  SELECT what, unnest(range(bucket + 1, next)), waiting::DOUBLE FROM running WHERE waiting > 0 AND next > bucket + 1
 )
 SELECT
-  to_timestamp((bucket * bucket_ns // 1000) / 1e6) AS ts,
-  coalesce(max(mean) FILTER (what = 'prefill_waiting'), 0.0) AS prefill_waiting,
-  coalesce(max(mean) FILTER (what = 'decode_waiting_for_kv'), 0.0) AS decode_waiting_for_kv,
-  coalesce(max(mean) FILTER (what = 'decode_waiting'), 0.0) AS decode_waiting
+  to_timestamp((bucket * bucket_ns // 1000) / 1e6) AS ts, coalesce(max(mean) FILTER (what = 1), 0.0) AS prefill_waiting,
+  coalesce(max(mean) FILTER (what = 2), 0.0) AS decode_waiting_for_kv,
+  coalesce(max(mean) FILTER (what = 3), 0.0) AS decode_waiting
 FROM weighed, per
 GROUP BY bucket, bucket_ns
 ORDER BY bucket

@@ -18,7 +18,10 @@ WITH said AS (
     TRY_CAST(max(value) FILTER (name = 'recorder.published_ns') AS BIGINT) AS published_ns
   FROM run
 ), kept AS (
-  SELECT count(*) AS events, count(DISTINCT process) FILTER (stage = 'tracing.disabled') AS silenced FROM event
+  SELECT
+    coalesce(sum(events), 0)::BIGINT AS events,
+    count(DISTINCT process) FILTER (stage = 'tracing.disabled') AS silenced
+  FROM occurrence
 ), seen AS (
   SELECT max(last_ns) AS newest_ns, coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM process
 )

@@ -26,15 +26,22 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
     AND ($to_ns IS NULL OR coalesce(s.scheduled_ns, s.started_ns) < $to_ns)
     AND (d.side <> 'prefill' OR $prefill IS NULL OR s.engine = $prefill)
     AND (d.side <> 'decode' OR $decode IS NULL OR s.engine = $decode)
+), told AS (
+  SELECT
+    side, at_ns // bucket_ns AS bucket, quantile_cont(ended_ns - scheduled_ns, [0.5, 0.99]) AS step,
+    avg(connector_ns) AS connector_ns, avg(requests) AS requests
+  FROM sided, per
+  GROUP BY side, bucket
 )
 SELECT
-  to_timestamp((at_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts,
-  quantile_cont(ended_ns - scheduled_ns, 0.5) FILTER (side = 'prefill') / 1e6 AS prefill_step_p50_ms,
-  quantile_cont(ended_ns - scheduled_ns, 0.5) FILTER (side = 'decode') / 1e6 AS decode_step_p50_ms,
-  quantile_cont(ended_ns - scheduled_ns, 0.99) FILTER (side = 'decode') / 1e6 AS decode_step_p99_ms,
-  avg(connector_ns) FILTER (side = 'prefill') / 1e6 AS prefill_connector_ms,
-  avg(connector_ns) FILTER (side = 'decode') / 1e6 AS decode_connector_ms,
-  avg(requests) FILTER (side = 'prefill') AS prefill_requests, avg(requests) FILTER (side = 'decode') AS decode_requests
-FROM sided, per
-GROUP BY ts
-ORDER BY ts
+  to_timestamp((bucket * bucket_ns // 1000) / 1e6) AS ts,
+  any_value(step[1]) FILTER (side = 'prefill') / 1e6 AS prefill_step_p50_ms,
+  any_value(step[1]) FILTER (side = 'decode') / 1e6 AS decode_step_p50_ms,
+  any_value(step[2]) FILTER (side = 'decode') / 1e6 AS decode_step_p99_ms,
+  any_value(connector_ns) FILTER (side = 'prefill') / 1e6 AS prefill_connector_ms,
+  any_value(connector_ns) FILTER (side = 'decode') / 1e6 AS decode_connector_ms,
+  any_value(requests) FILTER (side = 'prefill') AS prefill_requests,
+  any_value(requests) FILTER (side = 'decode') AS decode_requests
+FROM told, per
+GROUP BY bucket, bucket_ns
+ORDER BY bucket

@@ -18,14 +18,15 @@
 -- occupancy_ms     DOUBLE   How long the connector took on the forward thread, whether or not it cost anything, ms.
 -- mixed_ms         DOUBLE   Time in steps that worked on somebody's prompt too, ms.
 -- unattributed_ms  DOUBLE   Time that no step explains, ms.
-WITH slowest AS (
-  SELECT r.request_id, r.mode, r.decode_engine, p.*
-  FROM pace AS p JOIN request AS r USING (request_key)
-  WHERE p.tpot_ns IS NOT NULL
-    AND ($from_ns IS NULL OR r.start_ns >= $from_ns) AND ($to_ns IS NULL OR r.start_ns < $to_ns)
-    AND ($mode IS NULL OR r.mode = $mode) AND ($decode IS NULL OR r.decode_engine = $decode)
-  ORDER BY p.tpot_ns DESC, r.request_id
+WITH chosen AS (
+  SELECT request_key, request_id, mode, decode_engine FROM request
+  WHERE tpot_ns IS NOT NULL
+    AND ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
+    AND ($mode IS NULL OR mode = $mode) AND ($decode IS NULL OR decode_engine = $decode)
+  ORDER BY tpot_ns DESC, request_id
   LIMIT coalesce($limit, 20)
+), slowest AS (
+  SELECT c.request_id, c.mode, c.decode_engine, p.* FROM chosen AS c JOIN pace AS p USING (request_key)
 ), parts AS (
   SELECT
     request_key, sum(duration_ns) FILTER (cause = 'decode.mixed') AS mixed_ns,

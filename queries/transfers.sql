@@ -18,9 +18,7 @@
 -- seen_p99_ms         DOUBLE   99th percentile of that, ms.
 WITH posted AS (
   SELECT
-    *,
-    least(done_ns, probed_ns, CASE WHEN done_at_post THEN post_ended_ns END) AS seen_ns,
-    greatest(last_pending_ns, probe_pending_ns, post_started_ns) AS pending_ns
+    *, greatest(last_pending_ns, probe_pending_ns, post_started_ns) AS pending_ns
   FROM transfer
   WHERE post_started_ns IS NOT NULL AND ($engine IS NULL OR engine = $engine)
     AND ($from_ns IS NULL OR post_started_ns >= $from_ns) AND ($to_ns IS NULL OR post_started_ns < $to_ns)

@@ -15,33 +15,24 @@
 -- seen_p99_ms  DOUBLE   99th percentile of that, ms.
 -- last         BIGINT   How often it was its request's last transfer, where there were several.
 -- last_share   DOUBLE   Part of those requests, 0 to 1; with n equal ranks about 1/n.
-WITH home AS (
-  SELECT e.request, max(p.engine) AS engine
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('prefill.enqueued', 'decode.enqueued')
-  GROUP BY e.request
-), seen AS (
+WITH posted AS (
+  SELECT *, siblings > 1 AS has_siblings FROM transfer
+  WHERE post_started_ns IS NOT NULL AND ($engine IS NULL OR engine = $engine)
+    AND ($from_ns IS NULL OR post_started_ns >= $from_ns) AND ($to_ns IS NULL OR post_started_ns < $to_ns)
+), several AS (
+  SELECT engine, peer, rank, count(*) FILTER (is_last) AS last, count(DISTINCT request) AS requests
+  FROM posted WHERE has_siblings GROUP BY engine, peer, rank
+), told AS (
   SELECT
-    t.*, coalesce(h.engine, '') AS peer,
-    least(t.done_ns, t.probed_ns, CASE WHEN t.done_at_post THEN t.post_ended_ns END) AS seen_ns
-  FROM transfer AS t LEFT JOIN home AS h ON h.request = t.remote_request
-  WHERE t.post_started_ns IS NOT NULL AND ($engine IS NULL OR t.engine = $engine)
-    AND ($from_ns IS NULL OR t.post_started_ns >= $from_ns) AND ($to_ns IS NULL OR t.post_started_ns < $to_ns)
-), posted AS (
-  SELECT
-    *, count(*) OVER (PARTITION BY engine, request) AS siblings,
-    max(seen_ns) OVER (PARTITION BY engine, request) AS last_seen_ns
-  FROM seen
+    engine, peer, rank, count(*) AS transfers, count(failed_ns) AS failed,
+    sum(moved_bytes)::DOUBLE / 1048576 AS moved_mib,
+    quantile_cont(post_ended_ns - post_started_ns, 0.5) / 1e3 AS post_p50_us,
+    quantile_cont(seen_ns - post_started_ns, [0.5, 0.99]) AS seen
+  FROM posted GROUP BY engine, peer, rank
 )
 SELECT
-  engine, peer, rank, count(*) AS transfers, count(failed_ns) AS failed,
-  sum(moved_bytes)::DOUBLE / 1048576 AS moved_mib,
-  quantile_cont(post_ended_ns - post_started_ns, 0.5) / 1e3 AS post_p50_us,
-  quantile_cont(seen_ns - post_started_ns, 0.5) / 1e6 AS seen_p50_ms,
-  quantile_cont(seen_ns - post_started_ns, 0.99) / 1e6 AS seen_p99_ms,
-  count(*) FILTER (siblings > 1 AND seen_ns = last_seen_ns) AS last,
-  count(*) FILTER (siblings > 1 AND seen_ns = last_seen_ns)
-    / nullif(count(DISTINCT request) FILTER (siblings > 1), 0) AS last_share
-FROM posted
-GROUP BY engine, peer, rank
-ORDER BY engine, peer, rank
+  t.engine, t.peer, t.rank, t.transfers, t.failed, t.moved_mib, t.post_p50_us, t.seen[1] / 1e6 AS seen_p50_ms,
+  t.seen[2] / 1e6 AS seen_p99_ms, coalesce(s.last, 0) AS last, s.last / s.requests AS last_share
+FROM told AS t LEFT JOIN several AS s
+  ON s.engine IS NOT DISTINCT FROM t.engine AND s.peer = t.peer AND s.rank IS NOT DISTINCT FROM t.rank
+ORDER BY t.engine, t.peer, t.rank

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvtrace import keeping
 from kvtrace.schema import ANSWERS
 from kvtrace.store import Store
 
@@ -128,6 +129,7 @@ class Sample:
             "transfers": 1 if timed else None,
             "crosses_hosts": False,
             "note": None,
+            **{f"{cause}_ns": _spent_ns(path, cause) for cause in ("post", "wire", "detection")},
         }
         self.requests.append(row | values)
 
@@ -144,6 +146,8 @@ class Sample:
             "itl_p50_ns": sorted(itl_ms)[len(itl_ms) // 2] * MS, "itl_max_ns": max(itl_ms) * MS,
             "extension_ns": extension_ms * MS, "occupancy_ns": 2 * extension_ms * MS,
         })  # fmt: skip
+        (request,) = (row for row in self.requests if row["request_key"] == key)
+        request |= {"tpot_ns": self.pace[-1]["tpot_ns"], "decode_tokens": len(itl_ms)}
         for cause, kind, ms in parts:
             self.pace_part.append({"request_key": key, "cause": cause, "class": kind, "duration_ns": ms * MS})
         for name, ms in blame_ms.items():
@@ -158,7 +162,14 @@ class Sample:
                 rows = getattr(self, f"{table}s" if table in ("request", "segment") else table)
                 if rows:
                     store.append(table, pa.Table.from_pylist(rows, schema=store.arrow_schema(table)))
+            keeping.refresh(store)
         return path
+
+
+def _spent_ns(path: tuple[tuple[str, str, str, str, int], ...], cause: str) -> int | None:
+    """Return how long a cause took on a path, None if it does not lie there."""
+    found = [ms * MS for name, _, _, _, ms in path if name == cause]
+    return sum(found) if found else None
 
 
 @functools.cache

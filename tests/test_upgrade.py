@@ -22,11 +22,15 @@ from tests.trace import MS, PROCESSES, pull, push
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
     """Return a store of schema 1 with a push and a pull hand-off of 60 ms, and answers that schema 1 gave."""
-    path = tmp_path / "run.duckdb"
+    return write_older(tmp_path / "run.duckdb", 1)
+
+
+def write_older(path: Path, version: int) -> Path:
+    """Write a store as kvtrace wrote it at that version of the schema."""
     events = push(name="a").events + pull("b").later(1_000).events
     with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.0.0"}) as connection:
-        connection.execute((GOLDEN / "schema_1.sql").read_text())
-        facts = {"format": "kvtrace", "schema_version": "1", "kvtrace": "0.1.0", "vllm": "0.32.0"}
+        connection.execute((GOLDEN / f"schema_{version}.sql").read_text())
+        facts = {"format": "kvtrace", "schema_version": str(version), "kvtrace": "0.1.0", "vllm": "0.32.0"}
         connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
         processes = pa.Table.from_pylist(
             [process_row(process) for process in PROCESSES],
@@ -61,6 +65,43 @@ def test_an_older_store_is_readable_after_its_upgrade(older: Path, capsys: pytes
     assert facts["vllm"] == "0.32.0"
     assert events["n"] == len(push().events) + len(pull().events)
     assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_a_store_whose_transfers_and_steps_were_views_has_them_as_tables(tmp_path: Path) -> None:
+    """Schema 4 pivoted events where they were asked for; what was there stays there, column by column."""
+    path = write_older(tmp_path / "run.duckdb", 4)
+    asked = {
+        name: f"SELECT {', '.join(columns)} FROM {name} ORDER BY ALL"  # noqa: S608 -- names of ours
+        for name, columns in {
+            "step": ["process", "step", "engine", "ts", "scheduled_ns", "ended_ns", "tokens", "ranks", "connector_ns"],
+            "transfer": [
+                "process",
+                "transfer",
+                "engine",
+                "remote_request",
+                "ts",
+                "post_ended_ns",
+                "done_at_post",
+                "done_ns",
+                "polls",
+                "notified_ns",
+            ],
+        }.items()
+    }
+    with duckdb.connect(str(path), read_only=True) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        before = {name: connection.execute(sql).fetchall() for name, sql in asked.items()}
+
+    assert cli.main(["upgrade", str(path)]) == 0
+
+    with Store.open(path) as store:
+        assert {name: store.select(sql).values for name, sql in asked.items()} == before
+        kinds = store.rows(
+            "SELECT DISTINCT table_type FROM information_schema.tables WHERE table_name IN ('step', 'transfer')"
+        )
+    assert [row["table_type"] for row in kinds] == ["BASE TABLE"]
+    assert len(before["step"]) == 5
+    assert len(before["transfer"]) == 2
 
 
 def test_an_upgraded_store_has_nothing_left_to_upgrade(older: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtrace import profiler
-from kvtrace.cli import profiling, watching
+from kvtrace.cli import bounds, profiling, watching
 from kvtrace.cli.recording import is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
@@ -88,6 +88,9 @@ def command(
     profile: profiling.Server = None,
     profile_dir: profiling.Folder = None,
     profile_grafana: profiling.Grafana = None,
+    grafana_copy: watching.GrafanaCopy = None,
+    retain_age: bounds.RetainAge = None,
+    retain_size: bounds.RetainSize = None,
     verify_kv: Annotated[
         float,
         typer.Option(metavar="RATE", min=0, max=1, help="Part of the requests whose handed-over blocks are checked."),
@@ -104,7 +107,10 @@ def command(
         return code
     _check_writable(target)
     profiles = profiling.Asked(profile, profile_dir, profile_grafana)
-    with watching.Watch(target, metrics, otlp, otlp_share, profiles) as watch:
+    watched = watching.Watch(target, metrics, otlp, otlp_share, profiles)
+    watched.copies = [grafana_copy] if grafana_copy else []
+    watched.retention = bounds.retention(retain_age, retain_size)
+    with watched as watch:
         if lab:
             return _record_lab(target, engines, workload, watch, force=force)
         if spool:

@@ -44,6 +44,8 @@ def recording(
         delete_consumed=delete_consumed,
         force=force,
         observers=watch.observers(spools),
+        copies=watch.copies,
+        retention=watch.retention,
     )
     try:
         with recorder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,9 +15,9 @@ from kvtrace.errors import ExportError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from kvtrace.collect import Observer
+    from kvtrace.collect.retention import Retention
     from kvtrace.exporters.live import SpanObserver
 
 Metrics = Annotated[str | None, typer.Option(metavar="[HOST:]PORT", help="Show Prometheus metrics there, at /metrics.")]
@@ -30,6 +31,10 @@ OtlpShare = Annotated[
         min=0.0, max=1.0, metavar="0..1", help="With --otlp: requests to send beside slow and failed ones; 1 is all."
     ),
 ]
+GrafanaCopy = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Publish a copy for Grafana there too; its plug-in opens files for writing."),
+]
 """The options of `record` that this module serves."""
 
 _SPANS_VARIABLE = "KVTRACE_SPANS"
@@ -42,6 +47,8 @@ class Watch:
         self, output: Path, metrics: str | None, otlp: str | None, share: float | None, profiles: Asked
     ) -> None:
         self._output = output
+        self.copies: list[Path] = []
+        self.retention: Retention | None = None
         self._metrics = metrics
         self._otlp = otlp
         self._share = share
@@ -55,6 +62,8 @@ class Watch:
         """Open what was asked for, before anything is started. Raises UsageError or ExportError where it cannot be."""
         if self._share is not None and self._otlp is None:
             raise UsageError("--otlp-share belongs to --otlp URL")
+        for copy in self.copies:
+            _check_copy(copy, self._output)
         try:
             if self._metrics is not None:
                 self._open_metrics(self._metrics)
@@ -124,6 +133,20 @@ class Watch:
         yield f"sent {health.exported} spans to {self._otlp}"
         if health.dropped:
             yield f"{health.dropped} spans were dropped: {health.failure or 'the receiver was too slow'}"
+
+
+def _check_copy(copy: Path, output: Path) -> None:
+    """Raise UsageError unless snapshots can be put there beside those of the output."""
+    from kvtrace.store.files import is_duckdb
+
+    if copy.resolve() == output.resolve():
+        raise UsageError(
+            f"--grafana-copy {copy} is the store itself; name another file, in the folder that Grafana sees"
+        )
+    if not copy.parent.is_dir():
+        raise UsageError(f"--grafana-copy {copy}: the folder {copy.parent} does not exist; make it first")
+    if copy.exists() and not is_duckdb(copy):
+        raise UsageError(f"--grafana-copy {copy} is there and no DuckDB file, so it is not overwritten; name another")
 
 
 def _restore(before: str | None) -> None:

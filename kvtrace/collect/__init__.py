@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.collect.observing import Observer
-from kvtrace.collect.recorder import Recorder, Stats
+from kvtrace.collect.recorder import Recorder
+from kvtrace.collect.stats import Stats
 
 __all__ = ["Observer", "Recorder", "Stats"]

@@ -246,3 +246,15 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
             return sorted((e for e in entries if e.name.endswith(wire.SUFFIX)), key=lambda e: e.name)
     except OSError:
         return []
+
+
+def grouped(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
+    """Yield chunks by the commit: full row groups, and never a part of what one file gave at once."""
+    group: list[Chunk] = []
+    for chunk in chunks:
+        group.append(chunk)
+        if chunk.position is not None and sum(member.rows for member in group) >= RECORDS_PER_CHUNK:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -20,7 +20,7 @@ from kvtrace.legs import base_ids
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvtrace.collect.recorder import Stats
+    from kvtrace.collect.stats import Stats
     from kvtrace.store import Store
 
 SETTLE_NS = 1_500_000_000

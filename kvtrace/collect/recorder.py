@@ -12,52 +12,35 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from kvtrace import analyze
-from kvtrace.collect.follow import RECORDS_PER_CHUNK, Chunk, Folders
+from kvtrace.collect.follow import Chunk, Folders, grouped
 from kvtrace.collect.ledger import FileKey, Ledger, Position
 from kvtrace.collect.observing import Audience
+from kvtrace.collect.publishing import Pace
+from kvtrace.collect.retention import Retention
+from kvtrace.collect.stats import Stats
 from kvtrace.errors import DamageError, KvtraceError, StoreError
 from kvtrace.store import Store, discard, working_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from kvtrace.collect.observing import Observer
 
     Analysis = Callable[[Store, int | None], int]
 
 POLL_INTERVAL_S = 0.25
-PUBLISH_SHARE = 0.1  # at most this part of the time goes into publishing
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
 _FACTS_OF_PROCESSES = (
     *("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname"),
     *("profiles", "profiles.url", "profiles.application"),
 )
-
-
-@dataclass(slots=True)
-class Stats:
-    """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed."""
-
-    events: int = 0
-    requests: int = 0
-    lost: int = 0
-    processes: int = 0
-    skipped: list[str] = field(default_factory=list)
-    lag_s: float = 0.0
-    published: int = 0
-    publish_s: float = 0.0
-    analyze_s: float = 0.0
-    removed_files: int = 0
-    published_ns: int = 0
-    failing: bool = False
 
 
 class Recorder:
@@ -74,6 +57,8 @@ class Recorder:
         force: bool = False,
         analysis: Analysis | None = analyze.analyze,
         observers: Iterable[Observer] = (),
+        copies: Iterable[Path] = (),
+        retention: Retention | None = None,
     ) -> None:
         self.output = Path(output)
         self.spools = [Path(spool) for spool in spools]
@@ -81,7 +66,9 @@ class Recorder:
         self.stats = Stats()
         self.resumed = False
         self.failure: KvtraceError | None = None
-        self._publish_interval_s = publish_interval_s
+        self._pace = Pace(self.output, publish_interval_s)
+        self._copies = [Pace(Path(copy), publish_interval_s) for copy in copies]
+        self._retention = retention or Retention()
         self._delete_consumed = delete_consumed
         self._force = force
         self._analysis = analysis
@@ -92,7 +79,6 @@ class Recorder:
         self._unwritten_notices: list[dict[str, str | int]] = []
         self._since_ns: int | None = None  # events from here on have not been analysed
         self._is_unpublished = False
-        self._next_publication_s = 0.0
         self._store: Store | None = None
 
     def __enter__(self) -> Recorder:
@@ -173,7 +159,7 @@ class Recorder:
     def _follow(self) -> None:
         while not self._stopping.is_set():
             events = self._guarded(self._pass)
-            if time.monotonic() >= self._next_publication_s:
+            if self._pace.is_due:
                 self._guarded(self._analyze_and_publish)
             if not events:
                 self._stopping.wait(POLL_INTERVAL_S)
@@ -207,6 +193,8 @@ class Recorder:
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
             self._write_own(store, "complete")
+            for copy in self._copies:
+                self._put_copy(store, copy, at_any_cost=True)
             store.finish(self.output)
             self.stats.published += 1
             self._remove_finished()
@@ -224,7 +212,7 @@ class Recorder:
             raise
 
     def _commit_all(self, store: Store) -> int:
-        groups = _grouped(self._folders.chunks())
+        groups = grouped(self._folders.chunks())
         total = 0
         # Files are read on a thread of their own while DuckDB, which lets go of the interpreter, inserts.
         with ThreadPoolExecutor(1, "kvtrace-reader") as reader:
@@ -265,15 +253,18 @@ class Recorder:
     # Publishing ---------------------------------------------------------------------------------------
 
     def _analyze_and_publish(self, store: Store) -> int:
-        if not self._is_unpublished and not self._unwritten_notices:
+        is_analyzed = self._since_ns is None or self._analysis is None
+        if is_analyzed and not self._is_unpublished and not self._unwritten_notices:
             self._audience.analyzed(store, self.stats)
             return 0
         if self._since_ns is not None:
             self._analyze(store, self._since_ns)
+            self._pass(store)  # what has come meanwhile need not wait for the next snapshot
+        self._retention.apply(store)
         self._write_own(store, "recording")
         self._audience.analyzed(store, self.stats)
-        self._publish(store)
-        self._remove_finished()
+        if self._publish(store):
+            self._remove_finished()
         return 0
 
     def _analyze(self, store: Store, since_ns: int | None) -> None:
@@ -291,16 +282,29 @@ class Recorder:
         self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
         self.stats.analyze_s = time.monotonic() - begin_s
 
-    def _publish(self, store: Store) -> None:
-        begin_s = time.monotonic()
-        store.publish(self.output)
+    def _publish(self, store: Store) -> bool:
+        """Publish the store and its copies; return False if that has to wait."""
+        if not self._pace.publish(store):
+            return False
         self._is_unpublished = False
-        end_s = time.monotonic()
-        self.stats.publish_s = end_s - begin_s
+        self.stats.publish_s = self._pace.cost_s
+        self.stats.publishing_s += self._pace.cost_s
         self.stats.published += 1
-        self.stats.published_ns = time.time_ns()
-        pause_s = max(self._publish_interval_s, self.stats.publish_s * (1 / PUBLISH_SHARE - 1), self.stats.analyze_s)
-        self._next_publication_s = end_s + pause_s
+        self.stats.published_ns = self._pace.published_ns
+        self._pace.pause(self.stats.analyze_s)
+        for copy in self._copies:
+            if copy.is_due:
+                self._put_copy(store, copy)
+        return True
+
+    def _put_copy(self, store: Store, copy: Pace, *, at_any_cost: bool = False) -> None:
+        """Publish a copy beside the store; that it cannot be put there does not keep the store from being published."""
+        try:
+            if copy.publish(store, at_any_cost=at_any_cost):
+                self.stats.publishing_s += copy.cost_s
+        except StoreError as error:
+            copy.pause(POLL_INTERVAL_S)
+            self._notice(str(copy.target), str(error))
 
     def _remove_finished(self) -> None:
         if self._delete_consumed:
@@ -323,6 +327,9 @@ class Recorder:
             "recorder.skipped_files": str(len(self.stats.skipped)),
             "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
             "recorder.published_ns": str(time.time_ns()),
+            "recorder.publication_ms": str(round(self.stats.publish_s * 1000)),
+            "recorder.analysis_ms": str(round(self.stats.analyze_s * 1000)),
+            **self._retention.facts(),
             **self._audience.facts(),
         }
 
@@ -336,15 +343,3 @@ class Recorder:
         self._said.add((subject, message))
         self.stats.skipped.append(message if subject in message else f"{subject}: {message}")
         self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})
-
-
-def _grouped(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
-    """Yield chunks by the commit: full row groups, and never a part of what one file gave at once."""
-    group: list[Chunk] = []
-    for chunk in chunks:
-        group.append(chunk)
-        if chunk.position is not None and sum(member.rows for member in group) >= RECORDS_PER_CHUNK:
-            yield group
-            group = []
-    if group:
-        yield group

@@ -29,9 +29,10 @@ Three dashboards, for Grafana 10.4 and later:
 ## What they need
 
 - **A copy of the store for Grafana.** The plug-in opens its file for writing: while it does, nobody else can open that
-  file, and kvtrace could not publish to it. Give it a file that nothing else uses, and replace it by a rename:
-  `cp run.duckdb data/.next && mv data/.next data/run.grafana.duckdb`. The plug-in notices the new file with its next
-  query. A `run.grafana.duckdb.wal` that it may leave belongs to the file before: remove it before the rename.
+  file. Give it one that nothing else uses: `kvtrace record --grafana-copy data/run.grafana.duckdb …` publishes it as
+  often as the store itself, and the plug-in notices the new file with its next query. Of a store that is not recorded
+  any more: `cp run.duckdb data/.next && mv data/.next data/run.grafana.duckdb`. A `run.grafana.duckdb.wal` that the
+  plug-in may leave belongs to the file before: the recorder removes it, by hand do so before the rename.
 - **The plug-in** [{DUCKDB}](https://github.com/motherduckdb/grafana-duckdb-datasource): unzip a
   release into Grafana's plug-in folder and set `GF_PLUGINS_ALLOW_LOADING_UNSIGNED_PLUGINS={DUCKDB}`.
   It needs glibc 2.35: the image `{GRAFANA_IMAGE}`, not the default one (Alpine). It is not signed, so Grafana Cloud

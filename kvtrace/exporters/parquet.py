@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _MARGIN_NS = 2_000_000_000
 
 
+_TIMED = {
+    "event": "t_ns", "notable": "t_ns", "step": "coalesce(scheduled_ns, started_ns)", "leg": "first_ns",
+    "transfer": "coalesce(post_started_ns, prepared_ns)",
+}  # fmt: skip
+
+
 def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
     """Write the files into `folder`, which may exist, and return the rows of each table. Nobody here has `store` open.
 
@@ -33,7 +39,9 @@ def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
         params = {**choice.parameters(), "first": from_ns, "last": to_ns + _MARGIN_NS}
         of_chosen = f"request_key IN (SELECT request_key FROM request WHERE {source.CHOSEN})"  # noqa: S608 -- of ours
         conditions = dict.fromkeys(schema.ANSWERS, of_chosen)
-        conditions["event"] = "t_ns BETWEEN $first AND $last"
+        for table, time in _TIMED.items():
+            conditions[table] = f"{time} BETWEEN $first AND $last"
+        conditions |= dict.fromkeys(("occurrence", "tally"), "false")  # they count what was not chosen as well
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -163,6 +163,7 @@ class MetricsObserver:
         self.values.put(names.SKIPPED, len(stats.skipped))
         if stats.published:
             self.values.put(names.PUBLISHED, stats.published_ns / 1e9)
+            self.values.put(names.PUBLISHING, stats.publishing_s)
         for row in store.rows(_LOST_SQL):
             self.values.put(names.LOST, row["lost"] or 0, row["kind"])
         self.values.put(names.SPOOL, sum(map(_size_bytes, self._spools())))

@@ -148,6 +148,9 @@ LAG = _metric("recorder_lag_seconds", G, "seconds", (), "How old the newest even
 PUBLISHED = _metric(
     "recorder_published_timestamp_seconds", G, "seconds", (), "When a snapshot was last published, unix."
 )
+PUBLISHING = _metric(
+    "recorder_publishing_seconds_total", C, "seconds", (), "Processor time that publishing took, copies included."
+)
 SKIPPED = _metric("recorder_skipped_files", G, "", (), "Spool files that the recorder could not read.")
 SPOOL = _metric("spool_bytes", G, "bytes", (), "Size of the spool files that are left.")
 STATE = _metric("recorder_state", G, "", ("state",), "1 for the recorder's state, 0 for all others.")

@@ -7,17 +7,20 @@ that a stage declared there is a stage here. Pure text: no database is imported.
 from __future__ import annotations
 
 from kvtrace import stages
+from kvtrace.schema.kept import KEPT
 from kvtrace.schema.shape import Column, Table, View, quoted, text
-from kvtrace.schema.tables import ANSWERS, TABLE_BY_NAME, TABLES
+from kvtrace.schema.tables import ANSWERS, TABLE_BY_NAME, TABLES, WORKED_OUT
 from kvtrace.schema.views import VIEWS
 
 __all__ = [
     "ANSWERS",
     "FORMAT",
+    "KEPT",
     "SCHEMA_VERSION",
     "TABLES",
     "TABLE_BY_NAME",
     "VIEWS",
+    "WORKED_OUT",
     "Column",
     "Table",
     "View",
@@ -27,13 +30,15 @@ __all__ = [
     "view_ddl",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised whenever a table or a view changes its columns or their meaning.
 
 1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
 2  pace, pace_part, blame; the views tpot and blamed.
 3  idle_ns and lost_ns of request.
 4  straggler_rank, straggler_ns, checked_blocks, corrupt_blocks and unchecked_blocks of request; router.traced.
+5  transfer and step are tables, with peer, seen_ns, siblings and is_last, and gap_ns; place, leg, notable, occurrence
+   and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request.
 """
 
 FORMAT = "kvtrace"

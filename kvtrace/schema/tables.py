@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace import stages
+from kvtrace.schema.kept import KEPT
 from kvtrace.schema.shape import Table, columns
 
 
@@ -150,6 +151,11 @@ REQUEST = Table(
         ("unchecked_blocks", "BIGINT", "Blocks handed over that could not be compared; the note says why."),
         ("crosses_hosts", "BOOLEAN", "Some segment rests on two hosts' wall clocks."),
         ("note", "VARCHAR", "What else is to be said."),
+        ("post_ns", "BIGINT", "Posting, as far as it lies on the path; NULL if none does."),
+        ("wire_ns", "BIGINT", "Bytes on the wire, as far as it lies on the path; NULL if none does."),
+        ("detection_ns", "BIGINT", "KV that had arrived and was not noticed, on the path; NULL if none lies there."),
+        ("tpot_ns", "BIGINT", "Mean time per token after the first; NULL if there was none."),
+        ("decode_tokens", "BIGINT", "Tokens after the first, as table pace has them; NULL if their end was not seen."),
     ),
 )
 
@@ -234,7 +240,10 @@ TABLES: tuple[Table, ...] = (
     PACE,
     PACE_PART,
     BLAME,
+    *KEPT,
 )
 TABLE_BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}
 ANSWERS: tuple[str, ...] = tuple(table.name for table in (SEGMENT, HIDDEN, PACE, PACE_PART, BLAME, REQUEST))
 """What the analysis writes, keyed by request; `request`, in which the keys are found, comes last."""
+WORKED_OUT: tuple[str, ...] = (*ANSWERS, *(table.name for table in KEPT))
+"""Everything that follows from what was recorded."""

@@ -54,113 +54,6 @@ SELECT
 FROM joined""",
 )
 
-TRANSFER = View(
-    "transfer",
-    "One row per transfer, as the side that drives it saw it. Times in unix ns, NULL where unseen.",
-    columns(
-        ("process", "INTEGER", "Process that drives it."),
-        ("transfer", "BIGINT", "Its number in that process."),
-        ("engine", "VARCHAR", "Engine id of the side that drives it."),
-        ("request", "VARCHAR", "The request's id on that side."),
-        ("remote_request", "VARCHAR", "The request's id on the other side."),
-        ("rank", "BIGINT", "Rank that drives it."),
-        ("moved_bytes", "BIGINT", "Bytes."),
-        ("descriptors", "BIGINT", "Descriptors."),
-        ("ts", "TIMESTAMP WITH TIME ZONE", "When its post began."),
-        ("prepared_ns", "BIGINT", "Its descriptors were made."),
-        ("post_started_ns", "BIGINT", "The call that posts it began."),
-        ("post_ended_ns", "BIGINT", "That call returned."),
-        ("done_at_post", "BOOLEAN", "The post came back done."),
-        ("last_pending_ns", "BIGINT", "The last poll that said in progress."),
-        ("done_ns", "BIGINT", "The first poll that said done."),
-        ("polls", "BIGINT", "Polls made."),
-        ("probe_pending_ns", "BIGINT", "The probe thread's last poll that said in progress."),
-        ("probed_ns", "BIGINT", "The probe thread saw it done."),
-        ("notified_ns", "BIGINT", "The other side read its completion notification."),
-        ("failed_ns", "BIGINT", "It failed."),
-        ("reason", "VARCHAR", "What NIXL said of the failure."),
-    ),
-    f"""WITH seen AS (
-  SELECT
-    process, a AS transfer, max(nullif(request, '')) AS request,
-    max(ref) FILTER (stage = 'transfer.prepared') AS remote_request,
-    max(c) FILTER (stage = 'transfer.prepared') AS rank,
-    max(b) FILTER (stage = 'transfer.post_ended') AS moved_bytes,
-    coalesce(max(nullif(c, 0)) FILTER (stage = 'transfer.post_ended'),
-      max(b) FILTER (stage = 'transfer.prepared')) AS descriptors,
-    min(t_ns) FILTER (stage = 'transfer.prepared') AS prepared_ns,
-    min(t_ns) FILTER (stage = 'transfer.post_started') AS post_started_ns,
-    min(t_ns) FILTER (stage = 'transfer.post_ended') AS post_ended_ns,
-    max(d) FILTER (stage = 'transfer.post_ended') = 1 AS done_at_post,
-    max(nullif(b, 0)) FILTER (stage = 'transfer.done') AS last_pending_ns,
-    min(t_ns) FILTER (stage = 'transfer.done') AS done_ns,
-    max(c) FILTER (stage = 'transfer.done') AS polls,
-    max(nullif(b, 0)) FILTER (stage = 'transfer.probed') AS probe_pending_ns,
-    min(t_ns) FILTER (stage = 'transfer.probed') AS probed_ns,
-    min(t_ns) FILTER (stage = 'transfer.failed') AS failed_ns,
-    max(ref) FILTER (stage = 'transfer.failed') AS reason
-  FROM event
-  WHERE stage IN ('transfer.prepared', 'transfer.post_started', 'transfer.post_ended', 'transfer.done',
-    'transfer.failed', 'transfer.probed')
-  GROUP BY process, a
-), notified AS (
-  SELECT request, t_ns FROM event WHERE stage = 'transfer.notified'
-)
-SELECT
-  s.process, s.transfer, p.engine, s.request, s.remote_request, s.rank, s.moved_bytes, s.descriptors,
-  {at_time("s.post_started_ns")} AS ts, s.prepared_ns, s.post_started_ns, s.post_ended_ns, s.done_at_post,
-  s.last_pending_ns + q.offset_ns AS last_pending_ns, s.done_ns, s.polls,
-  s.probe_pending_ns + q.offset_ns AS probe_pending_ns, s.probed_ns, n.t_ns AS notified_ns, s.failed_ns, s.reason
-FROM seen AS s
-  LEFT JOIN engine_process AS p USING (process)
-  LEFT JOIN process AS q USING (process)
-  ASOF LEFT JOIN notified AS n ON n.request = s.remote_request AND n.t_ns >= s.post_started_ns""",
-)
-
-STEP = View(
-    "step",
-    "One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.",
-    columns(
-        ("process", "INTEGER", "The engine core."),
-        ("step", "BIGINT", "Number of the step in it."),
-        ("engine", "VARCHAR", "Engine id."),
-        ("ts", "TIMESTAMP WITH TIME ZONE", "When it was made up, else begun."),
-        ("scheduled_ns", "BIGINT", "The scheduler has made it up."),
-        ("started_ns", "BIGINT", "The first worker begins."),
-        ("forwarded_ns", "BIGINT", "The last worker's forward has ended."),
-        ("connected_ns", "BIGINT", "The last worker's connector work is over."),
-        ("ended_ns", "BIGINT", "The scheduler has taken in its result."),
-        ("tokens", "BIGINT", "Tokens in it."),
-        ("requests", "BIGINT", "Requests in it."),
-        ("waiting", "BIGINT", "Requests known to wait for KV."),
-        ("ranks", "BIGINT", "Workers that stamped it."),
-        ("connector_ns", "BIGINT", "Time the connector took on the forward thread, on the slowest rank."),
-        ("before_forward_ns", "BIGINT", "The part of it before the forward."),
-    ),
-    f"""WITH seen AS (
-  SELECT
-    p.core AS process, e.a AS step, max(p.engine) AS engine,
-    min(e.t_ns) FILTER (e.stage = 'step.scheduled') AS scheduled_ns,
-    min(e.t_ns) FILTER (e.stage = 'step.started') AS started_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.forwarded') AS forwarded_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.connected') AS connected_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.ended') AS ended_ns,
-    max(e.b) FILTER (e.stage = 'step.scheduled') AS tokens,
-    max(e.c) FILTER (e.stage = 'step.scheduled') AS requests,
-    max(e.d) FILTER (e.stage = 'step.scheduled') AS waiting,
-    count(*) FILTER (e.stage = 'step.started') AS ranks,
-    max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
-    max(e.d) FILTER (e.stage = 'step.connected') AS before_forward_ns
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('step.scheduled', 'step.started', 'step.forwarded', 'step.connected', 'step.ended')
-  GROUP BY p.core, e.a
-)
-SELECT
-  process, step, engine, {at_time("coalesce(scheduled_ns, started_ns)")} AS ts, scheduled_ns, started_ns, forwarded_ns,
-  connected_ns, ended_ns, tokens, requests, waiting, ranks, connector_ns, before_forward_ns
-FROM seen""",
-)
-
 TTFT = View(
     "ttft",
     "Every request's time to first token and where it went: the shares sum to ttft_ns exactly.",
@@ -315,8 +208,6 @@ VIEWS: tuple[View, ...] = (
     CAUSE,
     ENGINE_PROCESS,
     EVENT_NAMED,
-    TRANSFER,
-    STEP,
     TTFT,
     CRITICAL_PATH,
     HIDDEN_WORK,

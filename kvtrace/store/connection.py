@@ -13,13 +13,16 @@ import pyarrow as pa
 from kvtrace import schema
 from kvtrace.errors import QueryError, StoreError, is_text
 from kvtrace.store import opening
-from kvtrace.store.files import PUBLISHING_SUFFIX, beside, copy_through, put_in_place
+from kvtrace.store.files import put_in_place
+from kvtrace.store.publication import Publication
 from kvtrace.store.refusal import said_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import duckdb
+
+    from kvtrace.store.publication import Extent
 
 Mode = Literal["read", "write"]
 
@@ -40,6 +43,7 @@ class Store:
         self.path = path
         self._connection = connection
         self._descriptor = descriptor
+        self._publications: dict[Path, Publication] = {}
 
     @classmethod
     def open(cls, path: str | Path, mode: Mode = "read", *, memory_bytes: int | None = None) -> Store:
@@ -149,28 +153,40 @@ class Store:
         """Return a request key that no stored request has."""
         return int(self.select("SELECT coalesce(max(request_key), 0) + 1 FROM request").values[0][0])
 
-    def forget_requests(self, request_ids: pa.Table) -> None:
-        """Delete the answers for the requests whose ids stand in the column `request_id`."""
+    def forget_requests(self, request_ids: pa.Table) -> list[int]:
+        """Delete the answers for the requests whose ids stand in the column `request_id`; return when those began."""
         ids = request_ids.column("request_id").to_pylist()
+        found = "SELECT start_ns FROM request WHERE request_id IN (SELECT unnest($ids))"
+        began_ns = [row[0] for row in self.select(found, {"ids": ids}).values if row[0] is not None]
         keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"
         for table in schema.ANSWERS:
             self.execute(f"DELETE FROM {table} WHERE request_key IN ({keys})", {"ids": ids})  # noqa: S608 -- names of ours
+        return began_ns
 
     # Publishing ---------------------------------------------------------------------------------------
 
-    def publish(self, target: Path) -> None:
-        """Put a whole snapshot of this store at `target`, atomically; readers of the one before keep it."""
-        self.execute("CHECKPOINT")
+    def publish(self, target: Path, *, whole: bool = True) -> Extent | None:
+        """Put a snapshot of this store at `target`, atomically; readers of the one before keep it.
+
+        Returns how much of the store was copied; without `whole` None, and nothing is published, if that would have to
+        be all of it.
+        """
         if self._descriptor is None:
             raise StoreError(f"{self.path} is open for reading only and cannot be published")
-        arriving = beside(target, PUBLISHING_SUFFIX)
+        publication = self._publications.get(target)
+        if publication is None:
+            publication = self._publications[target] = Publication(target)
+        if not whole and not publication.is_cheap:
+            return None
+        self.execute("CHECKPOINT")
         try:
-            copy_through(self._descriptor, arriving)
-            put_in_place(arriving, target)
+            return publication.put(self._descriptor)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                arriving.unlink(missing_ok=True)
             raise StoreError(f"{target} could not be published: {error.strerror}; the recording goes on") from error
+
+    def used_bytes(self) -> int:
+        """Return how many bytes of the file hold something; what was deleted counts no more."""
+        return int(self.select("SELECT used_blocks * block_size FROM pragma_database_size()").values[0][0])
 
     def finish(self, target: Path) -> None:
         """Close this store and give it its published name."""
@@ -181,7 +197,8 @@ class Store:
         except OSError as error:
             message = f"{target} could not be put in place: {error.strerror}; the whole recording is in {self.path}"
             raise StoreError(message) from error
-        beside(target, PUBLISHING_SUFFIX).unlink(missing_ok=True)
+        for publication in {target: Publication(target), **self._publications}.values():
+            publication.end()
 
 
 def _known(table: str) -> None:

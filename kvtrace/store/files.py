@@ -12,10 +12,21 @@ if TYPE_CHECKING:
 
 WORKING_SUFFIX = ".working"
 PUBLISHING_SUFFIX = ".publishing"
+SPARE_SUFFIX = ".spare"
 CREATING_SUFFIX = ".new"
 WAL_SUFFIX = ".wal"
 
 _COPY_STEP_BYTES = 8 * 1024 * 1024
+
+
+_MAGIC = b"DUCK"
+_MAGIC_AT = 8
+
+
+def is_duckdb(path: Path) -> bool:
+    """Return True if a file begins as DuckDB's do. Raises OSError where there is none to read."""
+    with path.open("rb") as file:
+        return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -37,7 +48,7 @@ def working_path(published: Path) -> Path:
 def discard(published: Path) -> None:
     """Delete a store, its working file and what either left behind."""
     for base in (published, working_path(published)):
-        for suffix in ("", WAL_SUFFIX, PUBLISHING_SUFFIX, CREATING_SUFFIX):
+        for suffix in ("", WAL_SUFFIX, PUBLISHING_SUFFIX, SPARE_SUFFIX, CREATING_SUFFIX):
             beside(base, suffix).unlink(missing_ok=True)
 
 

@@ -217,7 +217,12 @@ CREATE TABLE request (
   "corrupt_blocks" BIGINT,
   "unchecked_blocks" BIGINT,
   "crosses_hosts" BOOLEAN,
-  "note" VARCHAR
+  "note" VARCHAR,
+  "post_ns" BIGINT,
+  "wire_ns" BIGINT,
+  "detection_ns" BIGINT,
+  "tpot_ns" BIGINT,
+  "decode_tokens" BIGINT
 );
 COMMENT ON TABLE request IS 'One row per request and attempt: how long to its first token, and where that time went.';
 COMMENT ON COLUMN request."request_key" IS 'Key of the request within this store.';
@@ -262,6 +267,11 @@ COMMENT ON COLUMN request."corrupt_blocks" IS 'Those of them that differ.';
 COMMENT ON COLUMN request."unchecked_blocks" IS 'Blocks handed over that could not be compared; the note says why.';
 COMMENT ON COLUMN request."crosses_hosts" IS 'Some segment rests on two hosts'' wall clocks.';
 COMMENT ON COLUMN request."note" IS 'What else is to be said.';
+COMMENT ON COLUMN request."post_ns" IS 'Posting, as far as it lies on the path; NULL if none does.';
+COMMENT ON COLUMN request."wire_ns" IS 'Bytes on the wire, as far as it lies on the path; NULL if none does.';
+COMMENT ON COLUMN request."detection_ns" IS 'KV that had arrived and was not noticed, on the path; NULL if none lies there.';
+COMMENT ON COLUMN request."tpot_ns" IS 'Mean time per token after the first; NULL if there was none.';
+COMMENT ON COLUMN request."decode_tokens" IS 'Tokens after the first, as table pace has them; NULL if their end was not seen.';
 
 CREATE TABLE segment (
   "request_key" BIGINT,
@@ -348,6 +358,192 @@ COMMENT ON TABLE blame IS 'Whose transfers were posted while a request''s steps 
 COMMENT ON COLUMN blame."request_key" IS 'Request whose steps became longer.';
 COMMENT ON COLUMN blame."blamed_request_id" IS 'Request whose transfer was posted then; may be the same.';
 COMMENT ON COLUMN blame."extension_ns" IS 'By how much that made its steps longer.';
+
+CREATE TABLE place (
+  "process" INTEGER,
+  "core" INTEGER,
+  "engine" VARCHAR
+);
+COMMENT ON TABLE place IS 'Which engine core every process works for, as tables step, transfer and leg have it.';
+COMMENT ON COLUMN place."process" IS 'Number of the process.';
+COMMENT ON COLUMN place."core" IS 'The engine core it works for.';
+COMMENT ON COLUMN place."engine" IS 'Engine id, '''' if it is none.';
+
+CREATE TABLE transfer (
+  "process" INTEGER,
+  "transfer" BIGINT,
+  "engine" VARCHAR,
+  "request" VARCHAR,
+  "remote_request" VARCHAR,
+  "rank" BIGINT,
+  "moved_bytes" BIGINT,
+  "descriptors" BIGINT,
+  "ts" TIMESTAMP WITH TIME ZONE,
+  "prepared_ns" BIGINT,
+  "post_started_ns" BIGINT,
+  "post_ended_ns" BIGINT,
+  "done_at_post" BOOLEAN,
+  "last_pending_ns" BIGINT,
+  "done_ns" BIGINT,
+  "polls" BIGINT,
+  "probe_pending_ns" BIGINT,
+  "probed_ns" BIGINT,
+  "notified_ns" BIGINT,
+  "failed_ns" BIGINT,
+  "reason" VARCHAR,
+  "peer" VARCHAR,
+  "seen_ns" BIGINT,
+  "siblings" BIGINT,
+  "is_last" BOOLEAN
+);
+COMMENT ON TABLE transfer IS 'One row per transfer, as the side that drives it saw it. Times in unix ns, NULL where unseen.';
+COMMENT ON COLUMN transfer."process" IS 'Process that drives it.';
+COMMENT ON COLUMN transfer."transfer" IS 'Its number in that process.';
+COMMENT ON COLUMN transfer."engine" IS 'Engine id of the side that drives it.';
+COMMENT ON COLUMN transfer."request" IS 'The request''s id on that side.';
+COMMENT ON COLUMN transfer."remote_request" IS 'The request''s id on the other side.';
+COMMENT ON COLUMN transfer."rank" IS 'Rank that drives it.';
+COMMENT ON COLUMN transfer."moved_bytes" IS 'Bytes.';
+COMMENT ON COLUMN transfer."descriptors" IS 'Descriptors.';
+COMMENT ON COLUMN transfer."ts" IS 'When its post began.';
+COMMENT ON COLUMN transfer."prepared_ns" IS 'Its descriptors were made.';
+COMMENT ON COLUMN transfer."post_started_ns" IS 'The call that posts it began.';
+COMMENT ON COLUMN transfer."post_ended_ns" IS 'That call returned.';
+COMMENT ON COLUMN transfer."done_at_post" IS 'The post came back done.';
+COMMENT ON COLUMN transfer."last_pending_ns" IS 'The last poll that said in progress.';
+COMMENT ON COLUMN transfer."done_ns" IS 'The first poll that said done.';
+COMMENT ON COLUMN transfer."polls" IS 'Polls made.';
+COMMENT ON COLUMN transfer."probe_pending_ns" IS 'The probe thread''s last poll that said in progress.';
+COMMENT ON COLUMN transfer."probed_ns" IS 'The probe thread saw it done.';
+COMMENT ON COLUMN transfer."notified_ns" IS 'The other side read its completion notification.';
+COMMENT ON COLUMN transfer."failed_ns" IS 'It failed.';
+COMMENT ON COLUMN transfer."reason" IS 'What NIXL said of the failure.';
+COMMENT ON COLUMN transfer."peer" IS 'Engine id of the other side, '''' if it was not seen.';
+COMMENT ON COLUMN transfer."seen_ns" IS 'The first sign of its completion that the side which drives it had.';
+COMMENT ON COLUMN transfer."siblings" IS 'Transfers that this engine posted for the request, itself included; NULL if not posted.';
+COMMENT ON COLUMN transfer."is_last" IS 'No sibling of it was seen complete later; NULL if it was not.';
+
+CREATE TABLE step (
+  "process" INTEGER,
+  "step" BIGINT,
+  "engine" VARCHAR,
+  "ts" TIMESTAMP WITH TIME ZONE,
+  "scheduled_ns" BIGINT,
+  "started_ns" BIGINT,
+  "forwarded_ns" BIGINT,
+  "connected_ns" BIGINT,
+  "ended_ns" BIGINT,
+  "tokens" BIGINT,
+  "requests" BIGINT,
+  "waiting" BIGINT,
+  "ranks" BIGINT,
+  "connector_ns" BIGINT,
+  "before_forward_ns" BIGINT,
+  "gap_ns" BIGINT
+);
+COMMENT ON TABLE step IS 'One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.';
+COMMENT ON COLUMN step."process" IS 'The engine core.';
+COMMENT ON COLUMN step."step" IS 'Number of the step in it.';
+COMMENT ON COLUMN step."engine" IS 'Engine id.';
+COMMENT ON COLUMN step."ts" IS 'When it was made up, else begun.';
+COMMENT ON COLUMN step."scheduled_ns" IS 'The scheduler has made it up.';
+COMMENT ON COLUMN step."started_ns" IS 'The first worker begins.';
+COMMENT ON COLUMN step."forwarded_ns" IS 'The last worker''s forward has ended.';
+COMMENT ON COLUMN step."connected_ns" IS 'The last worker''s connector work is over.';
+COMMENT ON COLUMN step."ended_ns" IS 'The scheduler has taken in its result.';
+COMMENT ON COLUMN step."tokens" IS 'Tokens in it.';
+COMMENT ON COLUMN step."requests" IS 'Requests in it.';
+COMMENT ON COLUMN step."waiting" IS 'Requests known to wait for KV.';
+COMMENT ON COLUMN step."ranks" IS 'Workers that stamped it.';
+COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward thread, on the slowest rank.';
+COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward.';
+COMMENT ON COLUMN step."gap_ns" IS 'From the making up of the step before it; NULL if that is ten minutes ago or unseen.';
+
+CREATE TABLE leg (
+  "engine" VARCHAR,
+  "request" VARCHAR,
+  "first_ns" BIGINT,
+  "prefill_from_ns" BIGINT,
+  "prefill_to_ns" BIGINT,
+  "decode_from_ns" BIGINT,
+  "decode_to_ns" BIGINT,
+  "kv_from_ns" BIGINT,
+  "kv_to_ns" BIGINT
+);
+COMMENT ON TABLE leg IS 'One row per engine and request id in it: how long it waited there. Times in unix ns, NULL where unseen.';
+COMMENT ON COLUMN leg."engine" IS 'Engine id.';
+COMMENT ON COLUMN leg."request" IS 'The request''s id in that engine.';
+COMMENT ON COLUMN leg."first_ns" IS 'The first of the times that follow.';
+COMMENT ON COLUMN leg."prefill_from_ns" IS 'P put it in its queue.';
+COMMENT ON COLUMN leg."prefill_to_ns" IS 'A step of P works on it, or it was over there.';
+COMMENT ON COLUMN leg."decode_from_ns" IS 'D put it in its queue.';
+COMMENT ON COLUMN leg."decode_to_ns" IS 'A step of D works on it, or it was over there.';
+COMMENT ON COLUMN leg."kv_from_ns" IS 'D reserved blocks for KV that was to come.';
+COMMENT ON COLUMN leg."kv_to_ns" IS 'The KV was there, or the request was over.';
+
+CREATE TABLE notable (
+  "process" INTEGER,
+  "stage" stage,
+  "t_ns" BIGINT,
+  "request" VARCHAR,
+  "ref" VARCHAR,
+  "a" BIGINT,
+  "b" BIGINT
+);
+COMMENT ON TABLE notable IS 'Events that are asked for by their kind, copied from table event: leases, handshakes, failures.';
+COMMENT ON COLUMN notable."process" IS 'Process that emitted it.';
+COMMENT ON COLUMN notable."stage" IS 'Which point.';
+COMMENT ON COLUMN notable."t_ns" IS 'When, unix ns.';
+COMMENT ON COLUMN notable."request" IS 'The request''s id in that process; '''' where none belongs.';
+COMMENT ON COLUMN notable."ref" IS 'As in table event.';
+COMMENT ON COLUMN notable."a" IS 'As in table event.';
+COMMENT ON COLUMN notable."b" IS 'As in table event.';
+
+CREATE TABLE occurrence (
+  "from_ns" BIGINT,
+  "process" INTEGER,
+  "stage" stage,
+  "events" BIGINT
+);
+COMMENT ON TABLE occurrence IS 'How many events of each stage every process emitted, in windows of time.';
+COMMENT ON COLUMN occurrence."from_ns" IS 'Where the window begins, unix ns; it is as long as the fine ones of table tally.';
+COMMENT ON COLUMN occurrence."process" IS 'Process that emitted them.';
+COMMENT ON COLUMN occurrence."stage" IS 'Which point.';
+COMMENT ON COLUMN occurrence."events" IS 'How many.';
+
+CREATE TABLE tally (
+  "what" VARCHAR,
+  "window_ns" BIGINT,
+  "from_ns" BIGINT,
+  "mode" VARCHAR,
+  "scope" VARCHAR,
+  "prefill_engine" VARCHAR,
+  "decode_engine" VARCHAR,
+  "cause" VARCHAR,
+  "class" VARCHAR,
+  "bucket" INTEGER,
+  "times" BIGINT,
+  "requests" BIGINT,
+  "total_ns" BIGINT,
+  "least_ns" BIGINT,
+  "most_ns" BIGINT
+);
+COMMENT ON TABLE tally IS 'Time by cause, in windows of time and in buckets by its length: what ranks causes without a look at every request. The newest requests, whose window is not over, are not in it yet.';
+COMMENT ON COLUMN tally."what" IS 'path: on the way to the first token; share: the same by class; hidden, slack: beside it; pace: after.';
+COMMENT ON COLUMN tally."window_ns" IS 'Length of the window: fine or coarse. The coarse ones hold what the fine ones hold.';
+COMMENT ON COLUMN tally."from_ns" IS 'Where the window begins, unix ns; the requests in it began in it.';
+COMMENT ON COLUMN tally."mode" IS 'push, pull, local or unknown.';
+COMMENT ON COLUMN tally."scope" IS 'Where the first token was seen. Scopes do not compare.';
+COMMENT ON COLUMN tally."prefill_engine" IS 'Engine id of P.';
+COMMENT ON COLUMN tally."decode_engine" IS 'Engine id of D.';
+COMMENT ON COLUMN tally."cause" IS 'The cause.';
+COMMENT ON COLUMN tally."class" IS 'The class that it counts for.';
+COMMENT ON COLUMN tally."bucket" IS 'Which bucket: 32 to an octave, by the logarithm of the time; 0 where none is needed.';
+COMMENT ON COLUMN tally."times" IS 'Times in it; on the path and after it one per request.';
+COMMENT ON COLUMN tally."requests" IS 'Requests that they are of, each counted at its first time of that cause.';
+COMMENT ON COLUMN tally."total_ns" IS 'Sum of the times.';
+COMMENT ON COLUMN tally."least_ns" IS 'The shortest of them.';
+COMMENT ON COLUMN tally."most_ns" IS 'The longest of them.';
 
 CREATE VIEW vocabulary AS
 SELECT stage::stage AS stage, code::INTEGER AS code, "where", doc, a, b, c, d, ref
@@ -610,105 +806,6 @@ COMMENT ON COLUMN event_named."stage" IS 'Which point.';
 COMMENT ON COLUMN event_named."request" IS 'The request''s id in that process.';
 COMMENT ON COLUMN event_named."payload" IS 'Numbers by name.';
 COMMENT ON COLUMN event_named."ref" IS 'The text payload.';
-
-CREATE VIEW transfer AS
-WITH seen AS (
-  SELECT
-    process, a AS transfer, max(nullif(request, '')) AS request,
-    max(ref) FILTER (stage = 'transfer.prepared') AS remote_request,
-    max(c) FILTER (stage = 'transfer.prepared') AS rank,
-    max(b) FILTER (stage = 'transfer.post_ended') AS moved_bytes,
-    coalesce(max(nullif(c, 0)) FILTER (stage = 'transfer.post_ended'),
-      max(b) FILTER (stage = 'transfer.prepared')) AS descriptors,
-    min(t_ns) FILTER (stage = 'transfer.prepared') AS prepared_ns,
-    min(t_ns) FILTER (stage = 'transfer.post_started') AS post_started_ns,
-    min(t_ns) FILTER (stage = 'transfer.post_ended') AS post_ended_ns,
-    max(d) FILTER (stage = 'transfer.post_ended') = 1 AS done_at_post,
-    max(nullif(b, 0)) FILTER (stage = 'transfer.done') AS last_pending_ns,
-    min(t_ns) FILTER (stage = 'transfer.done') AS done_ns,
-    max(c) FILTER (stage = 'transfer.done') AS polls,
-    max(nullif(b, 0)) FILTER (stage = 'transfer.probed') AS probe_pending_ns,
-    min(t_ns) FILTER (stage = 'transfer.probed') AS probed_ns,
-    min(t_ns) FILTER (stage = 'transfer.failed') AS failed_ns,
-    max(ref) FILTER (stage = 'transfer.failed') AS reason
-  FROM event
-  WHERE stage IN ('transfer.prepared', 'transfer.post_started', 'transfer.post_ended', 'transfer.done',
-    'transfer.failed', 'transfer.probed')
-  GROUP BY process, a
-), notified AS (
-  SELECT request, t_ns FROM event WHERE stage = 'transfer.notified'
-)
-SELECT
-  s.process, s.transfer, p.engine, s.request, s.remote_request, s.rank, s.moved_bytes, s.descriptors,
-  to_timestamp((s.post_started_ns // 1000) / 1e6) AS ts, s.prepared_ns, s.post_started_ns, s.post_ended_ns, s.done_at_post,
-  s.last_pending_ns + q.offset_ns AS last_pending_ns, s.done_ns, s.polls,
-  s.probe_pending_ns + q.offset_ns AS probe_pending_ns, s.probed_ns, n.t_ns AS notified_ns, s.failed_ns, s.reason
-FROM seen AS s
-  LEFT JOIN engine_process AS p USING (process)
-  LEFT JOIN process AS q USING (process)
-  ASOF LEFT JOIN notified AS n ON n.request = s.remote_request AND n.t_ns >= s.post_started_ns;
-COMMENT ON VIEW transfer IS 'One row per transfer, as the side that drives it saw it. Times in unix ns, NULL where unseen.';
-COMMENT ON COLUMN transfer."process" IS 'Process that drives it.';
-COMMENT ON COLUMN transfer."transfer" IS 'Its number in that process.';
-COMMENT ON COLUMN transfer."engine" IS 'Engine id of the side that drives it.';
-COMMENT ON COLUMN transfer."request" IS 'The request''s id on that side.';
-COMMENT ON COLUMN transfer."remote_request" IS 'The request''s id on the other side.';
-COMMENT ON COLUMN transfer."rank" IS 'Rank that drives it.';
-COMMENT ON COLUMN transfer."moved_bytes" IS 'Bytes.';
-COMMENT ON COLUMN transfer."descriptors" IS 'Descriptors.';
-COMMENT ON COLUMN transfer."ts" IS 'When its post began.';
-COMMENT ON COLUMN transfer."prepared_ns" IS 'Its descriptors were made.';
-COMMENT ON COLUMN transfer."post_started_ns" IS 'The call that posts it began.';
-COMMENT ON COLUMN transfer."post_ended_ns" IS 'That call returned.';
-COMMENT ON COLUMN transfer."done_at_post" IS 'The post came back done.';
-COMMENT ON COLUMN transfer."last_pending_ns" IS 'The last poll that said in progress.';
-COMMENT ON COLUMN transfer."done_ns" IS 'The first poll that said done.';
-COMMENT ON COLUMN transfer."polls" IS 'Polls made.';
-COMMENT ON COLUMN transfer."probe_pending_ns" IS 'The probe thread''s last poll that said in progress.';
-COMMENT ON COLUMN transfer."probed_ns" IS 'The probe thread saw it done.';
-COMMENT ON COLUMN transfer."notified_ns" IS 'The other side read its completion notification.';
-COMMENT ON COLUMN transfer."failed_ns" IS 'It failed.';
-COMMENT ON COLUMN transfer."reason" IS 'What NIXL said of the failure.';
-
-CREATE VIEW step AS
-WITH seen AS (
-  SELECT
-    p.core AS process, e.a AS step, max(p.engine) AS engine,
-    min(e.t_ns) FILTER (e.stage = 'step.scheduled') AS scheduled_ns,
-    min(e.t_ns) FILTER (e.stage = 'step.started') AS started_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.forwarded') AS forwarded_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.connected') AS connected_ns,
-    max(e.t_ns) FILTER (e.stage = 'step.ended') AS ended_ns,
-    max(e.b) FILTER (e.stage = 'step.scheduled') AS tokens,
-    max(e.c) FILTER (e.stage = 'step.scheduled') AS requests,
-    max(e.d) FILTER (e.stage = 'step.scheduled') AS waiting,
-    count(*) FILTER (e.stage = 'step.started') AS ranks,
-    max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
-    max(e.d) FILTER (e.stage = 'step.connected') AS before_forward_ns
-  FROM event AS e JOIN engine_process AS p USING (process)
-  WHERE e.stage IN ('step.scheduled', 'step.started', 'step.forwarded', 'step.connected', 'step.ended')
-  GROUP BY p.core, e.a
-)
-SELECT
-  process, step, engine, to_timestamp((coalesce(scheduled_ns, started_ns) // 1000) / 1e6) AS ts, scheduled_ns, started_ns, forwarded_ns,
-  connected_ns, ended_ns, tokens, requests, waiting, ranks, connector_ns, before_forward_ns
-FROM seen;
-COMMENT ON VIEW step IS 'One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.';
-COMMENT ON COLUMN step."process" IS 'The engine core.';
-COMMENT ON COLUMN step."step" IS 'Number of the step in it.';
-COMMENT ON COLUMN step."engine" IS 'Engine id.';
-COMMENT ON COLUMN step."ts" IS 'When it was made up, else begun.';
-COMMENT ON COLUMN step."scheduled_ns" IS 'The scheduler has made it up.';
-COMMENT ON COLUMN step."started_ns" IS 'The first worker begins.';
-COMMENT ON COLUMN step."forwarded_ns" IS 'The last worker''s forward has ended.';
-COMMENT ON COLUMN step."connected_ns" IS 'The last worker''s connector work is over.';
-COMMENT ON COLUMN step."ended_ns" IS 'The scheduler has taken in its result.';
-COMMENT ON COLUMN step."tokens" IS 'Tokens in it.';
-COMMENT ON COLUMN step."requests" IS 'Requests in it.';
-COMMENT ON COLUMN step."waiting" IS 'Requests known to wait for KV.';
-COMMENT ON COLUMN step."ranks" IS 'Workers that stamped it.';
-COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward thread, on the slowest rank.';
-COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward.';
 
 CREATE VIEW ttft AS
 WITH per_cause AS (

@@ -1,0 +1,59 @@
+"""When a snapshot is published again: as soon as publishing takes no more than its part of one processor."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtrace.store import Store
+
+SHARE = 0.1
+"""At most this part of one processor goes into publishing."""
+_RETRY_S = 0.5
+
+
+class Pace:
+    """One place where snapshots are put, and when the next one is due."""
+
+    def __init__(self, target: Path, interval_s: float) -> None:
+        self.target = target
+        self.cost_s = 0.0  # processor time of the last publication
+        self.published_ns = 0
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._last_s: float | None = None
+        self._whole_cost_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to publish."""
+        return time.monotonic() >= self._next_s
+
+    def publish(self, store: Store, *, at_any_cost: bool = False) -> bool:
+        """Publish; return False if that has to wait, since somebody still reads what would be brought up to date.
+
+        A large store is copied whole only once enough time has gone by since the last publication to pay for it.
+        """
+        begin_s, spent_s = time.monotonic(), time.process_time()
+        is_paid = self._last_s is None or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
+        extent = store.publish(self.target, whole=at_any_cost or is_paid)
+        if extent is None:
+            self._next_s = begin_s + _RETRY_S
+            return False
+        self.cost_s = time.process_time() - spent_s
+        self._last_s = time.monotonic()
+        self.published_ns = time.time_ns()
+        pause_s = self._interval_s
+        if extent == "whole":
+            self._whole_cost_s = self.cost_s
+        else:
+            pause_s = max(pause_s, self.cost_s * (1 / SHARE - 1))
+        self._next_s = self._last_s + pause_s
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """Let at least so much time go by before the next publication."""
+        self._next_s = max(self._next_s, time.monotonic() + seconds)

@@ -1,0 +1,24 @@
+"""What a recorder has done so far, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed."""
+
+    events: int = 0
+    requests: int = 0
+    lost: int = 0
+    processes: int = 0
+    skipped: list[str] = field(default_factory=list)
+    lag_s: float = 0.0
+    published: int = 0
+    publish_s: float = 0.0  # processor time of the last publication
+    publishing_s: float = 0.0  # and of all of them, copies included
+    analyze_s: float = 0.0
+    removed_files: int = 0
+    published_ns: int = 0
+    failing: bool = False

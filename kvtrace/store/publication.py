@@ -1,0 +1,155 @@
+"""Putting a snapshot of a store in place at the cost of what has changed in it, however large it is.
+
+The snapshot before the last one is kept under a name of its own, brought up to date block by block, and put in place
+by a rename. That is done only while the kernel says that nobody has it open: whoever opened a snapshot keeps it as it
+was. Otherwise the store is copied whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING, Literal
+
+from kvtrace.errors import StoreError
+from kvtrace.store.files import PUBLISHING_SUFFIX, SPARE_SUFFIX, beside, copy_through, put_in_place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Extent = Literal["whole", "changed"]
+"""What was copied: every byte of the store, or the blocks that differ from those of an earlier snapshot."""
+
+_HEADERS_BYTES = 3 * 4096  # DuckDB's own: one of the file, two of which the newer counts
+_BLOCK_BYTES = 262_144
+_CHECKSUM_BYTES = 8  # with which every block begins; DuckDB writes whole blocks only
+
+
+class Publication:
+    """Where one snapshot after the other is put. Only one process may do so for one target at a time."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._spare = beside(target, SPARE_SUFFIX)
+        self._own: int | None = None  # the inode that was put in place last
+        self._spare.unlink(missing_ok=True)  # of a process that was killed: perhaps torn
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether a snapshot is there that nobody has open, so that only what has changed need be copied."""
+        spare = self._take_spare()
+        if spare is None:
+            return False
+        spare.close()
+        return True
+
+    def put(self, descriptor: int) -> Extent:
+        """Put a copy of the file behind `descriptor` in place; return how much was copied. Raises OSError."""
+        arriving = beside(self.target, PUBLISHING_SUFFIX)
+        spare = self._take_spare()
+        try:
+            if spare is None:
+                copy_through(descriptor, arriving)
+            else:
+                with contextlib.closing(spare):
+                    copy_changed(descriptor, spare.fileno())
+                self._spare.replace(arriving)
+            inode = arriving.stat().st_ino
+            self._keep_present_one()
+            put_in_place(arriving, self.target)
+        except BaseException:
+            for left in (arriving, self._spare):
+                with contextlib.suppress(OSError):
+                    left.unlink(missing_ok=True)
+            raise
+        self._own = inode
+        return "whole" if spare is None else "changed"
+
+    def _take_spare(self) -> _File | None:
+        """Return the snapshot before the last one, open for writing, if nobody else has it open or bears it a name."""
+        try:
+            spare = _File(os.open(self._spare, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError:
+            return None
+        status = os.fstat(spare.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_alone(spare.fileno()):
+            return spare
+        spare.close()
+        # Whoever has it open keeps it; the next to be replaced becomes the spare one.
+        return None
+
+    def _keep_present_one(self) -> None:
+        """Give the snapshot that is in place a second name, so that it can be the next one's ground."""
+        self._spare.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system without hard links; every copy is whole then
+            if self._own is not None and os.stat(self.target).st_ino == self._own:
+                os.link(self.target, self._spare)
+
+    def end(self) -> None:
+        """Let go of what is beside the target."""
+        for suffix in (SPARE_SUFFIX, PUBLISHING_SUFFIX):
+            beside(self.target, suffix).unlink(missing_ok=True)
+
+
+class _File:
+    """A descriptor that is closed once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _is_alone(descriptor: int) -> bool:
+    """Return True if no other open file, in any process, is the one behind `descriptor`.
+
+    The kernel grants a lease for writing only then; where it cannot (network file systems) the answer is no. A second
+    descriptor of ours shows whether it would have refused.
+    """
+    if not _lease(descriptor):
+        return False
+    try:
+        second = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lease(descriptor)
+    finally:
+        os.close(second)
+
+
+def _lease(descriptor: int) -> bool:
+    """Return True if a lease for writing was granted; it is given back at once."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError:
+        return False
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True
+
+
+def copy_changed(source: int, target: int) -> int:
+    """Make the DuckDB file behind `target` that behind `source` and durable; return how many blocks differed."""
+    size, there = os.fstat(source).st_size, os.fstat(target).st_size
+    changed = 0
+    for at in range(_HEADERS_BYTES, size, _BLOCK_BYTES):
+        before = os.pread(target, _CHECKSUM_BYTES, at) if at + _BLOCK_BYTES <= there else b""
+        if before != os.pread(source, _CHECKSUM_BYTES, at):
+            _copy_range(source, target, at, min(_BLOCK_BYTES, size - at))
+            changed += 1
+    os.ftruncate(target, size)
+    _copy_range(source, target, 0, min(_HEADERS_BYTES, size))
+    os.fsync(target)
+    return changed
+
+
+def _copy_range(source: int, target: int, at: int, length: int) -> None:
+    block = os.pread(source, length, at)
+    if len(block) != length or os.pwrite(target, block, at) != length:
+        raise StoreError("a block could not be copied whole")

@@ -1,0 +1,99 @@
+"""When snapshots are published, and what that may cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from kvtrace.collect import publishing
+from kvtrace.collect.publishing import SHARE, Pace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtrace.store import Store
+
+
+class Clock:
+    """Time that passes when told; a publication takes processor time too."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.spent_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return self.spent_s
+
+    def time_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+class Copied:
+    """A store whose copies cost what is said; `is_held` while somebody reads what would be brought up to date."""
+
+    def __init__(self, clock: Clock, whole_s: float, changed_s: float) -> None:
+        self.clock, self.cost_s = clock, {"whole": whole_s, "changed": changed_s}
+        self.is_held, self.is_first = False, True
+        self.done: list[str] = []
+
+    def publish(self, _target: Path, *, whole: bool) -> str | None:
+        extent = "whole" if self.is_held or self.is_first else "changed"
+        if extent == "whole" and not whole:
+            return None
+        self.is_first = False
+        self.clock.now_s += self.cost_s[extent]
+        self.clock.spent_s += self.cost_s[extent]
+        self.done.append(extent)
+        return extent
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(publishing, "time", clock)
+    return clock
+
+
+def follow(pace: Pace, store: Copied, clock: Clock, seconds: float) -> None:
+    end_s = clock.now_s + seconds
+    while clock.now_s < end_s:
+        if pace.is_due:
+            pace.publish(cast("Store", store))
+        clock.now_s += 0.25
+
+
+def test_small_changes_are_published_at_the_interval(clock: Clock, tmp_path: Path) -> None:
+    store = Copied(clock, 0.1, 0.01)
+    follow(Pace(tmp_path / "run.duckdb", 2.0), store, clock, 60)
+
+    assert 26 <= len(store.done) <= 31
+    assert store.done[0] == "whole"
+
+
+@pytest.mark.parametrize("whole_s", [0.5, 4.0])
+def test_publishing_stays_within_its_share_whoever_reads(clock: Clock, tmp_path: Path, whole_s: float) -> None:
+    """A reader that sits on every snapshot makes each copy a whole one: then they come as rarely as they cost."""
+    store = Copied(clock, whole_s, 0.5)
+    pace = Pace(tmp_path / "run.duckdb", 2.0)
+    pace.publish(cast("Store", store))
+    spent_s = clock.spent_s
+    for is_held in (False, True, False, True, True):
+        store.is_held = is_held
+        follow(pace, store, clock, 120)
+
+    assert {"whole", "changed"} == set(store.done)
+    assert clock.spent_s - spent_s <= SHARE * 600 + whole_s
+
+
+def test_what_must_be_published_is(clock: Clock, tmp_path: Path) -> None:
+    store = Copied(clock, 4.0, 0.5)
+    store.is_held = True
+    pace = Pace(tmp_path / "run.duckdb", 2.0)
+
+    assert pace.publish(cast("Store", store))
+    assert not pace.publish(cast("Store", store))
+    assert pace.publish(cast("Store", store), at_any_cost=True)

@@ -1,0 +1,216 @@
+"""A snapshot is made from an earlier one by what has changed, and never from one that somebody still has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from kvtrace.store import Store, working_path
+from kvtrace.store.publication import copy_changed
+from tests.stores import ROOT, events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNT = "SELECT count(*) FROM event"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.duckdb"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store.open(working_path(path), "write") as opened:
+        yield opened
+
+
+def more(store: Store, name: str = "a", count: int = 1) -> None:
+    store.append("event", pa.concat_tables([events(name)] * count))
+
+
+def count(path: Path) -> int:
+    with Store.open(path) as opened:
+        return int(opened.select(COUNT).values[0][0])
+
+
+def test_the_third_snapshot_is_the_first_brought_up_to_date(path: Path, store: Store) -> None:
+    inodes, extents = [], []
+    for number in range(6):
+        more(store)
+        extents.append(store.publish(path))
+        inodes.append(path.stat().st_ino)
+        assert count(path) == number + 1
+
+    assert extents == ["whole", "whole", "changed", "changed", "changed", "changed"]
+    assert inodes[2:] == [inodes[0], inodes[1], inodes[0], inodes[1]]
+
+
+def test_little_is_written_where_little_has_changed(path: Path, store: Store, tmp_path: Path) -> None:
+    store.execute(
+        "INSERT INTO event SELECT 1, 'router.received', i, md5(i::VARCHAR), '', 0, 0, 0, 0 FROM range(500000) t(i)"
+    )
+    store.execute("CHECKPOINT")
+    copy = tmp_path / "copy.duckdb"
+    copy.write_bytes(store.path.read_bytes())
+    more(store)
+    store.execute("CHECKPOINT")
+    source, target = os.open(store.path, os.O_RDONLY), os.open(copy, os.O_RDWR)
+    try:
+        changed = copy_changed(source, target)
+        assert copy_changed(source, target) == 0
+    finally:
+        os.close(target)
+
+    blocks = store.path.stat().st_size // 262_144
+    assert blocks > 40
+    assert 0 < changed < blocks / 3
+    assert copy.read_bytes() == store.path.read_bytes()
+    assert count(copy) == 500_001
+
+
+def test_whoever_has_a_snapshot_open_keeps_it(path: Path, store: Store) -> None:
+    """Not only DuckDB: a program that copies the file reads the same bytes to its end, however slow it is."""
+    more(store)
+    store.publish(path)
+    with path.open("rb") as slow, duckdb.connect(str(path), read_only=True) as reader:
+        first = slow.read(4096)
+        seen = path.read_bytes()
+        for _ in range(2):
+            more(store)
+            assert store.publish(path) == "whole"
+        assert store.publish(path, whole=False) is not None  # those two are nobody's
+        for _ in range(3):
+            more(store, count=50)
+            store.publish(path)
+        assert reader.execute(COUNT).fetchall() == [(1,)]
+        assert first + slow.read() == seen
+
+    assert count(path) == 153
+
+
+def test_a_snapshot_that_somebody_reads_is_waited_for_where_copying_it_whole_is_too_much(
+    path: Path, store: Store
+) -> None:
+    for _ in range(2):
+        more(store)
+        store.publish(path)
+    spare = path.with_name("run.duckdb.spare")
+    with spare.open("rb"):
+        more(store)
+        assert store.publish(path, whole=False) is None
+        assert count(path) == 2
+    assert store.publish(path, whole=False) == "changed"
+    assert count(path) == 3
+
+
+def test_a_second_name_that_somebody_gave_a_snapshot_stays_what_it_was(
+    path: Path, store: Store, tmp_path: Path
+) -> None:
+    more(store)
+    store.publish(path)
+    kept = tmp_path / "kept.duckdb"
+    os.link(path, kept)
+    for _ in range(4):
+        more(store)
+        store.publish(path)
+
+    assert count(kept) == 1
+    assert count(path) == 5
+
+
+def test_what_another_program_wrote_into_a_snapshot_is_not_in_a_later_one(path: Path, store: Store) -> None:
+    """Grafana's plug-in opens its copy for writing; a curious user may change it."""
+    for _ in range(4):
+        more(store)
+        store.publish(path)
+        with duckdb.connect(str(path)) as curious:
+            curious.execute("CREATE TABLE mine AS FROM range(100000)")
+            curious.execute("DELETE FROM event")
+            curious.execute("CHECKPOINT")
+    more(store)
+    store.publish(path)
+
+    assert count(path) == 5
+    with duckdb.connect(str(path), read_only=True) as reader:
+        assert reader.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'mine'").fetchall() == [(0,)]
+        assert path.read_bytes()[:12] == store.path.read_bytes()[:12]
+
+
+def test_a_file_that_somebody_else_put_there_is_replaced_and_not_written_into(
+    path: Path, store: Store, tmp_path: Path
+) -> None:
+    more(store)
+    store.publish(path)
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    os.replace(other, path)
+    holder = path.open("rb")
+    for _ in range(3):
+        store.publish(path)
+
+    assert holder.read() == b"mine"
+    holder.close()
+    assert count(path) == 1
+
+
+def test_a_torn_spare_of_a_killed_recorder_is_not_built_upon(path: Path) -> None:
+    spare = path.with_name("run.duckdb.spare")
+    with Store.open(working_path(path), "write") as store:
+        for _ in range(3):
+            store.publish(path)
+    assert spare.exists()
+    torn = bytearray(spare.read_bytes())
+    torn[20_000:30_000] = b"\x00" * 10_000
+    spare.write_bytes(torn)
+    with Store.open(working_path(path), "write") as store:
+        assert store.publish(path) == "whole"
+        assert store.publish(path) == "whole"
+        store.finish(path)
+
+    assert [entry.name for entry in path.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_a_program_that_opens_for_writing_meets_whole_snapshots_only(path: Path, store: Store) -> None:
+    """As Grafana's plug-in does: it opens read-write, asks, opens again when the file is newer."""
+    store.publish(path)
+    plugin = subprocess.Popen(
+        [sys.executable, "-c", """
+import os, sys, time, duckdb
+path, end_s = sys.argv[1], time.monotonic() + 4
+seen = last = 0
+while time.monotonic() < end_s:
+    at = os.stat(path).st_mtime_ns
+    with duckdb.connect(path) as connection:
+        while os.stat(path).st_mtime_ns == at and time.monotonic() < end_s:
+            rows = connection.execute("SELECT request, count(*) FROM event GROUP BY request").fetchall()
+            assert all(count == 10 for _, count in rows), rows
+            assert len(rows) >= last, (len(rows), last)
+            last = len(rows)
+            time.sleep(0.02)
+    seen += 1
+print(seen, last)
+""", str(path)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    number, extents = 0, []
+    while plugin.poll() is None:
+        with store.transaction():
+            store.append("event", events(*[f"r{number}"] * 10))
+        number += 1
+        extents.append(store.publish(path))
+    out, err = plugin.communicate(timeout=30)
+
+    assert plugin.returncode == 0, err
+    opened, last = map(int, out.split())
+    assert opened > 3
+    assert 0 < last <= number
+    assert "changed" in extents
