@@ -12,10 +12,10 @@ from kvtrace import emit
 from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store
+from tests.recordings import STEP, numbers, record_once, until, write
 
 if TYPE_CHECKING:
-    pass
-from tests.recordings import STEP, numbers, record_once, until, write
+    from kvtrace.store.publication import Extent
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_a_failed_publication_is_tried_again(spool: Path, output: Path, monkeypa
     """A full disk for a while: events wait in the working file and in the spool, and nothing is deleted meanwhile."""
     publish, calls = Store.publish, []
 
-    def flaky(store: Store, target: Path) -> None:
+    def flaky(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
         calls.append(target)
         if 1 < len(calls) < 4:
             raise StoreError("no space")
-        publish(store, target)
+        return publish(store, target, whole=whole)
 
     monkeypatch.setattr(Store, "publish", flaky)
     recorder = Recorder(output, [spool], {}, publish_interval_s=0.05)
@@ -94,9 +94,11 @@ def test_publishing_takes_a_tenth_of_the_time_at_most(
 ) -> None:
     publish = Store.publish
 
-    def slow(store: Store, target: Path) -> None:
-        time.sleep(0.2)
-        publish(store, target)
+    def slow(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
+        until_s = time.thread_time() + 0.2
+        while time.thread_time() < until_s:
+            pass
+        return publish(store, target, whole=whole)
 
     monkeypatch.setattr(Store, "publish", slow)
     recorder = Recorder(output, [spool], {}, publish_interval_s=0.01)

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from kvtrace.store import Store, working_path
+from kvtrace.store import Store, publication, working_path
 from kvtrace.store.publication import copy_changed
 from tests.stores import ROOT, events
 
@@ -75,6 +75,32 @@ def test_little_is_written_where_little_has_changed(path: Path, store: Store, tm
     assert 0 < changed < blocks / 3
     assert copy.read_bytes() == store.path.read_bytes()
     assert count(copy) == 500_001
+
+
+def test_whoever_opens_a_snapshot_while_it_is_brought_up_to_date_waits(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has looked the name up and opens the file two publications later must not see half of it."""
+    refused = []
+    more(store)
+    store.publish(path)
+    found = os.open(path, os.O_PATH)  # looked up, and not open yet
+    more(store)
+    store.publish(path)
+
+    def copy(source: int, target: int) -> int:
+        try:
+            os.close(os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK))
+        except BlockingIOError:
+            refused.append("waits")
+        return copy_changed(source, target)
+
+    monkeypatch.setattr(publication, "copy_changed", copy)
+    assert store.publish(path) == "changed"
+    os.close(os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK))
+    os.close(found)
+
+    assert refused == ["waits"]
 
 
 def test_whoever_has_a_snapshot_open_keeps_it(path: Path, store: Store) -> None:
@@ -190,12 +216,14 @@ seen = last = 0
 while time.monotonic() < end_s:
     at = os.stat(path).st_mtime_ns
     with duckdb.connect(path) as connection:
-        while os.stat(path).st_mtime_ns == at and time.monotonic() < end_s:
+        newer = False
+        while not newer and time.monotonic() < end_s:
             rows = connection.execute("SELECT request, count(*) FROM event GROUP BY request").fetchall()
             assert all(count == 10 for _, count in rows), rows
             assert len(rows) >= last, (len(rows), last)
             last = len(rows)
             time.sleep(0.02)
+            newer = os.stat(path).st_mtime_ns != at
     seen += 1
 print(seen, last)
 """, str(path)],

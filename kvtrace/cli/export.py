@@ -87,10 +87,8 @@ def command(
         raise UsageError("--format otlp sends and writes no file: leave -o away, or use --format otlp-json")
     span = _time(begin, "--from", 0), _time(end, "--to", NEVER_NS)
     with Store.open(run, memory_bytes=_MEMORY_BYTES) as store:
-        chosen = None
-        if requests:
-            chosen = tuple(key for name in dict.fromkeys(requests) for key in selection.find_keys(store, name))
-        choice = Choice(chosen, *span)
+        keys = tuple(key for name in dict.fromkeys(requests or ()) for key in selection.find_keys(store, name))
+        choice = Choice(keys if requests else None, *span)
         if form is Format.OTLP:
             return _send(store, choice, endpoint or "")
         output = output or run.with_name(run.stem + _SUFFIXES[form])

@@ -101,13 +101,11 @@ def command(
     engines = Engines(lab or "", prefill, decode, verify_kv)
     argv = tuple(command_line or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
-    name = lab or ("spool" if spool else Path(argv[0]).name)
-    target = output or Path(f"kvtrace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.duckdb")
+    target = output or _default_output(lab or ("spool" if spool else Path(argv[0]).name))
     if argv and (code := _check_command(argv)):
         return code
     _check_writable(target)
-    profiles = profiling.Asked(profile, profile_dir, profile_grafana)
-    watched = watching.Watch(target, metrics, otlp, otlp_share, profiles)
+    watched = watching.Watch(target, metrics, otlp, otlp_share, profiling.Asked(profile, profile_dir, profile_grafana))
     watched.copies = [grafana_copy] if grafana_copy else []
     watched.retention = bounds.retention(retain_age, retain_size)
     with watched as watch:
@@ -119,6 +117,11 @@ def command(
 
 
 # Before anything is started --------------------------------------------------------------------------------
+
+
+def _default_output(name: str) -> Path:
+    """Return the store of a recording that was given none: after what is recorded, and when."""
+    return Path(f"kvtrace-{name}-{time.strftime('%Y%m%d-%H%M%S')}.duckdb")
 
 
 def _check_usage(

@@ -303,4 +303,12 @@ def _recorder() -> list[Panel]:
             width=8,
             colours={"lag": VERMILION, "since publication": GREY},
         ),
+        prometheus_series(
+            "Cost of publication",
+            "see which part of a processor the recorder spends on what others read",
+            {"processors": rate(names.PUBLISHING)},
+            unit="percentunit",
+            width=8,
+            colours={"processors": GREY},
+        ),
     ]

@@ -1,8 +1,9 @@
 """Putting a snapshot of a store in place at the cost of what has changed in it, however large it is.
 
 The snapshot before the last one is kept under a name of its own, brought up to date block by block, and put in place
-by a rename. That is done only while the kernel says that nobody has it open: whoever opened a snapshot keeps it as it
-was. Otherwise the store is copied whole.
+by a rename. That is done only under a lease, which the kernel grants while nobody has it open: whoever opened a
+snapshot keeps it as it was, and whoever is just opening it (by the name that it had) waits until it is whole again.
+Otherwise the store is copied whole.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import stat
 from typing import TYPE_CHECKING, Literal
 
@@ -107,30 +109,34 @@ class _File:
 
 
 def _is_alone(descriptor: int) -> bool:
-    """Return True if no other open file, in any process, is the one behind `descriptor`.
+    """Return True if no other open file, in any process, is the one behind `descriptor`; none is until that closes.
 
     The kernel grants a lease for writing only then; where it cannot (network file systems) the answer is no. A second
     descriptor of ours shows whether it would have refused.
     """
     if not _lease(descriptor):
         return False
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     try:
         second = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        return not _lease(descriptor)
+        if _lease(descriptor):
+            return False
     finally:
         os.close(second)
+    return _lease(descriptor)
 
 
 def _lease(descriptor: int) -> bool:
-    """Return True if a lease for writing was granted; it is given back at once."""
+    """Return True if a lease for writing was granted; it is held until the descriptor is closed."""
     try:
+        # Who opens the file meanwhile waits, and we are told by a signal, whose default would end this process.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError:
         return False
-    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
 
 
