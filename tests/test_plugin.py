@@ -52,10 +52,25 @@ seen = {
         config("NixlPushConnector", kv_connector_module_path="instrumented_connectors.nixl")).__module__,
     "multi": Multi.__module__,
     "children": [cls.__module__ for cls, _ in pairs],
+    "lineage": {},
 }
+for name in ("NixlConnector", "NixlPullConnector", "NixlPushConnector"):
+    explicit = config(name, kv_connector_module_path="instrumented_connectors.nixl")
+    cls = Factory.get_connector_class(explicit)
+    seen["lineage"][name] = [cls.__name__, cls.__mro__[2].__module__, Factory.supports_hma_config(explicit)]
 sys.modules["instrumented_connectors.nixl"] = None
 seen["fallback"] = {name: module(name) for name in plugin.NAMES}
 print(json.dumps(seen))
+"""
+
+REFUSAL = """
+import sys
+from instrumented_connectors import versions
+versions.installed = lambda: "0.29.0"
+try:
+    import instrumented_connectors.nixl
+except Exception as error:
+    print(type(error).__name__, "vllm" in sys.modules, error)
 """
 
 INSTRUMENTED = "instrumented_connectors.nixl"
@@ -79,6 +94,14 @@ def test_vllms_own_names_load_the_instrumented_classes_and_no_other_name_changes
     assert seen["plain"] == seen["named"] == INSTRUMENTED
 
 
+def test_vllms_factory_takes_the_classes_by_their_module(seen: dict[str, Any]) -> None:
+    assert seen["lineage"] == {
+        "NixlConnector": ["NixlPullConnector", STOCK, True],
+        "NixlPullConnector": ["NixlPullConnector", STOCK, True],
+        "NixlPushConnector": ["NixlPushConnector", STOCK, True],
+    }
+
+
 def test_registering_again_changes_nothing(seen: dict[str, Any]) -> None:
     assert seen["again"] is True
 
@@ -95,6 +118,13 @@ def test_vllms_own_classes_are_loaded_where_the_instrumented_ones_cannot_be(seen
 def test_the_switch_is_the_emitters() -> None:
     """The plug-in spells the variable itself, since it may import nothing where that is not set."""
     assert plugin._SPOOL_VARIABLE == emit.SPOOL_VARIABLE
+
+
+def test_a_release_outside_the_range_is_refused_before_vllm_is_loaded() -> None:
+    ended = subprocess.run([sys.executable, "-c", REFUSAL], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.startswith("VersionError False ")
+    assert "0.30 to 0.33" in ended.stdout
 
 
 def test_switched_off_it_imports_nothing() -> None:

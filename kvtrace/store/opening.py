@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -137,13 +138,10 @@ def schema_version(path: Path) -> int:
 
 def _facts(path: Path, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     """Return the facts of an open file; raise StoreError unless it is a store of ours, of whatever age."""
-    with opened_plainly(path):
-        columns = connection.execute(
-            "SELECT count(*) FROM duckdb_columns() WHERE table_name = 'run' AND column_name IN ('name', 'value')"
-        ).fetchall()
-        facts: dict[str, str] = {}
-        if columns[0][0] == 2:
-            facts = dict(connection.execute("SELECT name::VARCHAR, value::VARCHAR FROM run").fetchall())
+    facts: dict[str, str] = {}
+    # No such table or column: somebody else's file. Asking DuckDB for its columns first would bind every view.
+    with opened_plainly(path), suppress(duckdb.CatalogException, duckdb.BinderException):
+        facts = dict(connection.execute("SELECT name::VARCHAR, value::VARCHAR FROM run").fetchall())
     if facts.get("format") != schema.FORMAT:
         raise StoreError(f"{path} is a DuckDB file but no kvtrace store; name a store that `kvtrace record` made")
     return facts

@@ -24,7 +24,7 @@ from tests.engine.deployment import Deployment
 pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
 REQUESTS = 40
-RATE_QPS = 2
+RATE_QPS = 3
 UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 CLIENT_PATH_MS = 4.0
 """What a client on the same two cores may spend on its own path to the router and back, at the median."""

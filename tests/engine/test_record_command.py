@@ -17,7 +17,7 @@ import pytest
 from kvtrace.lab import model
 from kvtrace.lab.engine import Engine, EngineOptions, Role, describe
 from kvtrace.store import Store
-from tests.engine import programs
+from tests.engine import programs, sites
 from tests.engine.conftest import Deployments
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -67,8 +67,11 @@ class Recorded:
             return opened.rows(sql, {})
 
 
-def start(name: str, folder: Path, number: int, *before: str) -> Recorded:
-    """Start recording one of vLLM's own command lines, without any flag of kvtrace's, behind the given words."""
+def start(name: str, folder: Path, number: int, *before: str, path: str = "") -> Recorded:
+    """Start recording one of vLLM's own command lines, without any flag of kvtrace's, behind the given words.
+
+    `path` is the PYTHONPATH that the user has set.
+    """
     engine = describe(Role.DECODE, number, EngineOptions("pull", instrumented=False), folder, model.build(), {})
     store, log = folder / f"{name}.duckdb", folder / f"{name}.log"
     words = [word.replace("URL", engine.url) for word in before]
@@ -76,7 +79,7 @@ def start(name: str, folder: Path, number: int, *before: str) -> Recorded:
     with log.open("w") as output:
         process = subprocess.Popen(
             programs.kvtrace("record", "-o", store, "--", *words, *engine.command),
-            env={**os.environ, **engine.program.environment},
+            env={**os.environ, **engine.program.environment, **({"PYTHONPATH": path} if path else {})},
             stdout=output,
             stderr=output,
             text=True,
@@ -85,11 +88,14 @@ def start(name: str, folder: Path, number: int, *before: str) -> Recorded:
 
 
 def test_every_process_below_a_command_is_recorded(deployments: Deployments, tmp_path: Path) -> None:
-    """A script that starts an engine, and an engine started directly, at the same time: two cores carry two."""
+    """A script that starts an engine, and an engine started directly, at the same time: two cores carry two.
+
+    The processes of the first fork, those of the second are spawned.
+    """
     deployments.close()
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    by_script = start("script", tmp_path, 0, sys.executable, str(script), "URL")
+    by_script = start("script", tmp_path, 0, sys.executable, str(script), "URL", path=sites.paths("start_site"))
     direct = start("direct", tmp_path, 1)
     try:
         check_direct(direct)
