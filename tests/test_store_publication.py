@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 
 from kvtrace.errors import StoreError
@@ -151,6 +153,29 @@ print(seen, last)
     opened, last = map(int, out.split())
     assert opened > 3
     assert 0 < last <= number
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_opened_is_opened_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB reads a file's headers and opens it once more for the rest, which may be the next snapshot's by then."""
+    connect, connected = duckdb.connect, 0
+    with Store.open(working_path(path), "write") as store:
+        store.publish(path)
+
+        def replacing(*arguments: Any, **options: Any) -> duckdb.DuckDBPyConnection:
+            nonlocal connected
+            connected += 1
+            if connected == 1:
+                store.append("event", events("a"))
+                store.publish(path)
+            return connect(*arguments, **options)
+
+        monkeypatch.setattr(duckdb, "connect", replacing)
+        with Store.open(path) as published:
+            assert published.rows("SELECT count(*) AS n FROM event") == [{"n": 1}]
+
+    assert connected == 2
 
 
 def test_a_killed_writer_leaves_exactly_what_it_committed(path: Path) -> None:

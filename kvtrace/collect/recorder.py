@@ -257,12 +257,14 @@ class Recorder:
         if is_analyzed and not self._is_unpublished and not self._unwritten_notices:
             self._audience.analyzed(store, self.stats)
             return 0
+        is_behind = self._since_ns is not None
         if self._since_ns is not None:
             self._analyze(store, self._since_ns)
+        self._write_own(store, "recording")
+        self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
+        if is_behind:
             self._pass(store)  # what has come meanwhile need not wait for the next snapshot
         self._retention.apply(store)
-        self._write_own(store, "recording")
-        self._audience.analyzed(store, self.stats)
         if self._publish(store):
             self._remove_finished()
         return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import duckdb
 
@@ -12,12 +13,11 @@ from kvtrace.errors import DamageError, StoreError
 from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _STORAGE_VERSION = "v1.0.0"  # DuckDB 1.x, which Grafana's plug-in embeds, has to read what 2.x wrote
 _MAGIC = b"DUCK"
 _MAGIC_AT = 8
+_TRIES = 20
+_OWN_FILES = Path("/proc/self/fd")
 # A query somebody passes on cannot reach past the store: no other file, no extension, no Python variable.
 _CONFINED = {
     "enable_external_access": "false",
@@ -40,8 +40,7 @@ def connect_to_read(
         config["memory_limit"] = f"{memory_bytes}B"
     if may_write_to is not None:
         del config["enable_external_access"]  # switched off below, once the folder is known
-    with opened_plainly(path):
-        connection = duckdb.connect(str(path), read_only=True, config=config)
+    connection = _connect_to_one(path, config)
     try:
         if may_write_to is not None:
             connection.execute(f"SET allowed_directories = [{schema.text(str(may_write_to))}]")
@@ -54,6 +53,55 @@ def connect_to_read(
         connection.close()
         raise
     return connection
+
+
+def _connect_to_one(path: Path, config: dict[str, str | bool | int | float | list[str]]) -> duckdb.DuckDBPyConnection:
+    """Return a connection to one snapshot: DuckDB reads the headers of a file and then opens it anew for the rest.
+
+    Where another snapshot was put in place in between, it would take the headers of one for the blocks of the other.
+    """
+    for _ in range(_TRIES):
+        before, held = _identity(path), _descriptors()
+        try:
+            with opened_plainly(path):
+                connection = duckdb.connect(str(path), read_only=True, config=config)
+        except StoreError:
+            if _identity(path) == before:
+                raise
+            continue
+        kept = _kept_open(path, _descriptors() - held)
+        if not kept or before in kept:  # none: this process has the file open already, or the system does not tell
+            return connection
+        connection.close()
+    raise StoreError(f"{path} is replaced faster than it can be opened; try again")
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells one file under a name from the next, None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _descriptors() -> set[str]:
+    """Return the numbers of this process's open files."""
+    try:
+        return set(os.listdir(_OWN_FILES))
+    except OSError:
+        return set()
+
+
+def _kept_open(path: Path, descriptors: set[str]) -> set[tuple[int, int, int] | None]:
+    """Return which files these descriptors are that were opened under this name."""
+    name, found = os.path.realpath(path), set()
+    for descriptor in descriptors:
+        own = _OWN_FILES / descriptor
+        with suppress(OSError):
+            if os.readlink(own) in {name, f"{name} (deleted)"}:
+                found.add(_identity(own))
+    return found
 
 
 def connect_to_write(path: Path) -> duckdb.DuckDBPyConnection:
