@@ -61,7 +61,7 @@ def _connect_to_one(path: Path, config: dict[str, str | bool | int | float | lis
     Where another snapshot was put in place in between, it would take the headers of one for the blocks of the other.
     """
     for _ in range(_TRIES):
-        before, held = _identity(path), _descriptors()
+        before, held = _identity(path), _kept_open(path)
         try:
             with opened_plainly(path):
                 connection = duckdb.connect(str(path), read_only=True, config=config)
@@ -69,8 +69,10 @@ def _connect_to_one(path: Path, config: dict[str, str | bool | int | float | lis
             if _identity(path) == before:
                 raise
             continue
-        kept = _kept_open(path, _descriptors() - held)
-        if not kept or before in kept:  # none: this process has the file open already, or the system does not tell
+        kept = _kept_open(path).items() - held.items()
+        if (
+            not kept or before in dict(kept).values()
+        ):  # none: this process has the file open already, or the system does not tell
             return connection
         connection.close()
     raise StoreError(f"{path} is replaced faster than it can be opened; try again")
@@ -85,22 +87,15 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _descriptors() -> set[str]:
-    """Return the numbers of this process's open files."""
-    try:
-        return set(os.listdir(_OWN_FILES))
-    except OSError:
-        return set()
-
-
-def _kept_open(path: Path, descriptors: set[str]) -> set[tuple[int, int, int] | None]:
-    """Return which files these descriptors are that were opened under this name."""
-    name, found = os.path.realpath(path), set()
-    for descriptor in descriptors:
-        own = _OWN_FILES / descriptor
-        with suppress(OSError):
-            if os.readlink(own) in {name, f"{name} (deleted)"}:
-                found.add(_identity(own))
+def _kept_open(path: Path) -> dict[str, tuple[int, int, int] | None]:
+    """Return this process's open files that were opened under this name, by descriptor; none where nobody can tell."""
+    name, found = os.path.realpath(path), {}
+    with suppress(OSError):
+        for descriptor in os.listdir(_OWN_FILES):
+            own = _OWN_FILES / descriptor
+            with suppress(OSError):
+                if os.readlink(own) in {name, f"{name} (deleted)"}:
+                    found[descriptor] = _identity(own)
     return found
 
 
