@@ -70,9 +70,8 @@ def _connect_to_one(path: Path, config: dict[str, str | bool | int | float | lis
                 raise
             continue
         kept = _kept_open(path).items() - held.items()
-        if (
-            not kept or before in dict(kept).values()
-        ):  # none: this process has the file open already, or the system does not tell
+        # None: this process has the file open already, or the system does not tell.
+        if not kept or before in dict(kept).values():
             return connection
         connection.close()
     raise StoreError(f"{path} is replaced faster than it can be opened; try again")
