@@ -16,10 +16,12 @@ UNEXPLAINED = "unexplained"
 class Recorded:
     """What the store counts of one engine; bytes, tokens and so on summed over all its requests and transfers.
 
-    `unfinished_prompt_tokens` are those of requests that the engine was not seen to finish.
+    `departed` are the requests that it finished although their peer had left its HTTP server before the answer's end.
+    `unfinished_prompt_tokens` are those of requests that the engine was not seen to finish, and of departed ones.
     """
 
     requests: int = 0
+    departed: int = 0
     prompt_tokens: int = 0
     unfinished_prompt_tokens: int = 0
     transfers: int = 0
@@ -100,6 +102,8 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float], o
         return "vLLM counts transfers by NIXL's telemetry, which is off"
     if name == "descriptors" and 0 < theirs < own and values.get("bytes") == ours.moved_bytes:
         return "NIXL joins neighbouring descriptors and counts them as one; the bytes are the same"
+    if name == "requests finished" and 0 < own - theirs <= ours.departed:
+        return "vLLM does not count a request whose client leaves while the engine finishes it"
     if name == "prompt tokens" and 0 < own - theirs <= ours.unfinished_prompt_tokens:
         return "vLLM counts a prompt when its first token is made; these requests ended before"
     if theirs > own and ours.lost_records:

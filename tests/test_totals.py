@@ -61,6 +61,7 @@ def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     others = apart(compared(descriptors=48, bytes=3_899_999))
     unfinished = replace(OURS, prompt_tokens=2400, unfinished_prompt_tokens=600)
     lost = apart(compared(replace(OURS, transfers=2, lost_records=9)))
+    departed = replace(OURS, departed=1)
 
     assert set(off) == {"transfers", "bytes", "descriptors"}
     assert set(off.values()) == {"vLLM counts transfers by NIXL's telemetry, which is off"}
@@ -70,6 +71,9 @@ def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     assert others == {"descriptors": UNEXPLAINED, "bytes": UNEXPLAINED}
     assert "these requests ended before" in apart(compared(unfinished))["prompt tokens"]
     assert apart(compared(unfinished, prompt_tokens=1799)) == {"prompt tokens": UNEXPLAINED}
+    assert "client leaves while" in apart(compared(departed, requests_finished=2))["requests finished"]
+    assert apart(compared(departed, requests_finished=1)) == {"requests finished": UNEXPLAINED}
+    assert apart(compared(departed, requests_finished=4)) == {"requests finished": UNEXPLAINED}
     assert lost == {"transfers": "9 records of this engine were lost"}
     assert apart(compared(replace(OURS, transfers=4, lost_records=9))) == {"transfers": UNEXPLAINED}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from kvtrace.legs import base_ids
 from kvtrace.totals import Recorded, Total, compare
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ _RECORDED_SQL = """
 WITH seen AS (
   SELECT p.engine, e.process, e.stage::VARCHAR AS stage, e.request, e.a, e.b, e.c FROM event AS e
   JOIN engine_process AS p USING (process) WHERE p.engine <> ''
+), departed AS (
+  SELECT unnest($engines::VARCHAR[]) AS engine, unnest($requests::VARCHAR[]) AS request
 ), ended AS (
   SELECT DISTINCT engine, request FROM seen WHERE stage IN ('prefill.finished', 'decode.finished')
+  EXCEPT FROM departed
 ), posted AS (
   SELECT engine, sum(b)::BIGINT AS moved_bytes, sum(c)::BIGINT AS descriptors FROM seen AS s
   WHERE stage = 'transfer.post_ended' AND EXISTS (
@@ -31,6 +35,8 @@ WITH seen AS (
 )
 SELECT engine,
   count(*) FILTER (stage IN ('prefill.finished', 'decode.finished')) AS requests,
+  count(*) FILTER (stage IN ('prefill.finished', 'decode.finished') AND EXISTS (
+    SELECT 1 FROM departed AS x WHERE x.engine = s.engine AND x.request = s.request)) AS departed,
   coalesce(sum(a) FILTER (stage IN ('prefill.enqueued', 'decode.enqueued')), 0)::BIGINT AS prompt_tokens,
   coalesce(sum(a) FILTER (stage IN ('prefill.enqueued', 'decode.enqueued') AND NOT EXISTS (
     SELECT 1 FROM ended AS x WHERE x.engine = s.engine AND x.request = s.request)), 0)::BIGINT
@@ -46,6 +52,15 @@ FROM seen AS s LEFT JOIN posted USING (engine) LEFT JOIN lost USING (engine)
 GROUP BY engine
 """
 
+_LEFT_SQL = """
+SELECT DISTINCT p.engine, e.request FROM event AS e JOIN engine_process AS p USING (process)
+WHERE p.engine <> '' AND stage IN ('prefill.http_disconnected', 'decode.http_disconnected')
+"""
+_FINISHED_SQL = """
+SELECT DISTINCT p.engine, e.request FROM event AS e JOIN engine_process AS p USING (process)
+WHERE p.engine <> '' AND stage IN ('prefill.finished', 'decode.finished')
+"""
+
 
 def facts(said: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Return what engines said as facts of a run."""
@@ -57,8 +72,19 @@ def totals(store: Store, run: Mapping[str, str]) -> list[Total]:
     said = {name.removeprefix(FACT): json.loads(value) for name, value in run.items() if name.startswith(FACT)}
     if not said:
         return []
-    recorded = {row.pop("engine"): Recorded(**row) for row in store.rows(_RECORDED_SQL)}
+    departed = _departed(store)
+    beside = {"engines": [engine for engine, _ in departed], "requests": [request for _, request in departed]}
+    recorded = {row.pop("engine"): Recorded(**row) for row in store.rows(_RECORDED_SQL, beside)}
     return compare(said, recorded)
+
+
+def _departed(store: Store) -> list[tuple[str, str]]:
+    """Return by engine the requests that it finished and whose peer had left its HTTP server."""
+    left = {(row["engine"], row["request"]) for row in store.rows(_LEFT_SQL)}
+    if not left:
+        return []
+    finished = ((row["engine"], row["request"]) for row in store.rows(_FINISHED_SQL))
+    return [(engine, name) for engine, name in finished if any((engine, base) in left for base in base_ids(name))]
 
 
 def sentence(found: Sequence[Total]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from kvtrace.lab import metrics, workload
@@ -32,11 +33,22 @@ def test_answers_depend_on_the_prompt_and_not_on_the_hand_off(deployment: Deploy
     assert len({record.token_ids for record in handed_over.records}) >= 8
 
 
+def _leave_while_the_engine_finishes(deployment: Deployment) -> None:
+    """Send a request of one token whose client leaves when D's core has finished it and holds its output back."""
+    body = {"model": deployment.lab.model, "prompt": "left", "max_tokens": 1, "ignore_eos": True, "stream": True}
+    with deployment.faults.on({("decode", "core.sends_output"): 600.0}), pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            deployment.lab.url + "/v1/completions", json=body,
+            timeout=httpx.Timeout(10, read=0.3), trust_env=False,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", ["push", "pull"])
 def test_vllms_own_totals_are_those_of_the_store(deployment: Deployment) -> None:
     """Since the engines started: every request, prompt token, transfer and byte is in both, or a reason is known."""
     driver = {"push": "prefill", "pull": "decode"}[deployment.mode]
     deployment.send("counted", prompt_tokens=100)
+    _leave_while_the_engine_finishes(deployment)
     said = metrics.read(deployment.lab.engines)
     with Store.open(deployment.record(), "read") as store:
         found = totals.totals(store, totals.facts(said))
@@ -48,6 +60,7 @@ def test_vllms_own_totals_are_those_of_the_store(deployment: Deployment) -> None
     for name in ("transfers", "bytes"):
         assert by_name[driver, name].agrees
         assert by_name[driver, name].kvtrace > 0
+    assert by_name["prefill", "requests finished"].agrees
+    assert by_name["decode", "requests finished"].why.startswith("vLLM does not count a request whose client leaves")
     for engine in ("prefill", "decode"):
-        assert by_name[engine, "requests finished"].agrees
         assert by_name[engine, "prompt tokens"].kvtrace > 0
