@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from kvtrace import assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
 from kvtrace.legs import TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
@@ -192,24 +190,18 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set
     changed_ns = {answer.start_ns for answer in answers}
     if replace:
         # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
-        ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
-        changed_ns.update(store.forget_requests(ids))
+        changed_ns.update(store.forget_requests(sorted({name for answer in answers for name in _names(answer)})))
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
-    store.append(
-        "request",
-        pa.Table.from_pylist(
-            [_request_row(key, answer) for key, answer in keyed], schema=store.arrow_schema("request")
-        ),
-    )
-    store.append("segment", pa.Table.from_pylist(list(_segment_rows(keyed)), schema=store.arrow_schema("segment")))
     for table, rows in (
+        ("request", (_request_row(key, answer) for key, answer in keyed)),
+        ("segment", _segment_rows(keyed)),
         ("hidden", _hidden_rows(keyed)),
         ("pace", _pace_rows(keyed)),
         ("pace_part", _pace_part_rows(keyed)),
         ("blame", _blame_rows(keyed)),
     ):
-        store.append(table, pa.Table.from_pylist(list(rows), schema=store.arrow_schema(table)))
+        store.append_rows(table, rows)
     return changed_ns
 
 

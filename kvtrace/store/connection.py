@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-
 from kvtrace import schema
 from kvtrace.errors import QueryError, StoreError, is_text
 from kvtrace.store import opening
@@ -18,9 +16,10 @@ from kvtrace.store.publication import Publication
 from kvtrace.store.refusal import said_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import duckdb
+    import pyarrow as pa
 
     from kvtrace.store.publication import Extent
 
@@ -130,6 +129,12 @@ class Store:
             finally:
                 self._connection.unregister("arriving")
 
+    def append_rows(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows given as mappings of all columns."""
+        import pyarrow as pa  # costs readers, who append nothing, a quarter of a second
+
+        self.append(table, pa.Table.from_pylist(list(rows), schema=self.arrow_schema(table)))
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Make the statements inside one transaction: all of them, or after an exception none."""
@@ -147,15 +152,19 @@ class Store:
         if facts:
             names = sorted(facts)
             self.execute("DELETE FROM run WHERE name IN (SELECT unnest($names))", {"names": names})
-            self.append("run", pa.table({"name": names, "value": [facts[name] for name in names]}))
+            values = [facts[name] for name in names]
+            self.execute(
+                "INSERT INTO run (name, value) SELECT unnest($names), unnest($values)",
+                {"names": names, "values": values},
+            )
 
     def next_request_key(self) -> int:
         """Return a request key that no stored request has."""
         return int(self.select("SELECT coalesce(max(request_key), 0) + 1 FROM request").values[0][0])
 
-    def forget_requests(self, request_ids: pa.Table) -> list[int]:
-        """Delete the answers for the requests whose ids stand in the column `request_id`; return when those began."""
-        ids = request_ids.column("request_id").to_pylist()
+    def forget_requests(self, request_ids: Iterable[str]) -> list[int]:
+        """Delete the answers for the requests of these ids; return when those began, unix ns."""
+        ids = list(request_ids)
         found = "SELECT start_ns FROM request WHERE request_id IN (SELECT unnest($ids))"
         began_ns = [row[0] for row in self.select(found, {"ids": ids}).values if row[0] is not None]
         keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"

@@ -46,6 +46,7 @@ class Deployments:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests of one lab together, those that break its engines last, so that each lab starts once.
 
+    Those that send hundreds of requests come before these, since the others record all that the lab has emitted so far.
     Tests with engines of their own come behind all of them.
     """
     positions = [position for position, item in enumerate(items) if Path(__file__).parent in item.path.parents]
@@ -54,11 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[position] = item
 
 
-def _turn(item: pytest.Item) -> tuple[int, bool]:
+def _turn(item: pytest.Item) -> tuple[int, bool, bool]:
     mode, fixtures = _mode(item), getattr(item, "fixturenames", ())
     labs = (*_MODES, *_ODD)
     name = mode or next((name for name in _ODD if name in fixtures), "")
-    return (labs.index(name) if name else len(labs), "spent_deployment" in fixtures)
+    return (labs.index(name) if name else len(labs), "spent_deployment" in fixtures, "measurements" in fixtures)
 
 
 def _mode(item: pytest.Item) -> str:

@@ -18,6 +18,7 @@ from kvtrace.lab import workload
 from kvtrace.lab.stack import Lab
 from tests import spooled
 from tests.engine import sites
+from tests.engine.deployment import SMALL_CACHE
 
 SITES = sites.paths("raise_site", "start_site")
 EACH = "each"
@@ -81,7 +82,7 @@ class Bench:
         self.point_to(self.new_folder("first"))
         common = self.switch.environment | {"KVTRACE_SPOOL_BUDGET": str(BUDGET_BYTES)}
         extra = {role: common | environment.get(role, {}) for role in ENGINES}
-        self.lab = Lab(mode, spool=self.link, environment=extra, quiet=True)
+        self.lab = Lab(mode, spool=self.link, environment=extra, quiet=True, arguments=SMALL_CACHE)
         self._read: dict[Path, int] = {}
 
     def new_folder(self, name: str) -> Path:

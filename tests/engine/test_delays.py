@@ -121,7 +121,8 @@ class Measurements:
         """Send one more batch of rounds, of all kinds or of one and what it is compared with; what was before stays."""
         deployment = self.deployments.get(mode)
         kinds = [delay for delay in DELAYS[mode] if only is None or str(delay) in {str(only), slug(only.against)}]
-        places = [number * len(kinds) // PLAINS_PER_ROUND for number in range(PLAINS_PER_ROUND)]
+        plains = PLAINS_PER_ROUND if only is None else int(only.against == "plain")
+        places = [number * len(kinds) // plains for number in range(plains)]
         for _ in range(ROUNDS):
             for position, delay in enumerate(kinds):
                 for _ in range(places.count(position)):
