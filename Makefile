@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors tests
-PARALLEL := -n 4
+PARALLEL := -n 4 --dist worksteal
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +22,7 @@ help: ## show this list
 
 setup: $(VENV)/primed ## install everything into .venv
 
-$(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/install pyproject.toml
+$(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/install requirements/fetch pyproject.toml
 	@requirements/install $(VENV) $(PYTHON)
 	@touch $@
 
@@ -31,11 +31,10 @@ $(VENV)/primed: $(VENV)/stamp requirements/prime
 	@requirements/prime $(VENV)
 	@touch $@
 
-$(CLIENTS)/stamp: requirements/clients.txt
+$(CLIENTS)/stamp: requirements/clients.txt requirements/fetch
 	@echo "installing public load generators into $(CLIENTS)" >&2
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
-	@$(PYTHON) -m pip --python $(CLIENTS)/bin/python --disable-pip-version-check -qq \
-	  install --no-compile --no-deps -r requirements/clients.txt
+	@requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
 	@touch $@
 
 $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)

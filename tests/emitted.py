@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from kvtrace import stages
@@ -22,28 +24,42 @@ FACTS = {
 }
 
 
+EMIT = """
+import json, os, sys, time
+from kvtrace import emit
+begin_ns = time.monotonic_ns() - int(sys.argv[2])
+children = []
+for facts, events in json.load(open(sys.argv[1])):
+    if not (child := os.fork()):
+        tracer = emit.tracer()
+        for name, value in facts.items():
+            tracer.fact(name, value)
+        for *event, t_ns in events:
+            tracer.emit(*event, begin_ns + t_ns)
+        sys.exit(0)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
 def emit(spool: Path, *traces: Trace, apart_ms: float = 0.0, ago_ms: float = 150.0) -> None:
-    """Emit traces from a process each for the router, P, D and their servers; the first began `ago_ms` before."""
-    begin_ns = time.monotonic_ns() - int((ago_ms + apart_ms * len(traces)) * 1e6)
+    """Emit traces from a process each for the router, P, D and their servers; the first began `ago_ms` before.
+
+    All at once and stamped at the last moment, so that no request is long over before the last process begins.
+    """
     events = [
-        event._replace(t_ns=event.t_ns - START_NS + begin_ns)
+        event._replace(t_ns=event.t_ns - START_NS)
         for number, trace in enumerate(traces)
         for event in trace.later(number * apart_ms, 100 * (number + 1)).events
     ]
-    for process, facts in FACTS.items():
-        own = [
-            (stages.BY_NAME[event.stage].code, event.request, *event[5:], event.ref, event.t_ns)
-            for event in events
-            if event.process == process
-        ]
-        given = spool.with_name(f"{spool.name}-{process}.json")
-        given.parent.mkdir(parents=True, exist_ok=True)
-        given.write_text(json.dumps(own))
-        script = f"""
-import json
-for name, value in {facts!r}.items():
-    tracer.fact(name, value)
-for event in json.load(open({str(given)!r})):
-    tracer.emit(*event)
-"""
-        spooled.run(script, spool)
+    given = [
+        (facts, [(stages.BY_NAME[e.stage].code, e.request, *e[5:], e.ref, e.t_ns) for e in events if e.process == one])
+        for one, facts in FACTS.items()
+    ]
+    path = spool.with_name(f"{spool.name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(given))
+    ago_ns = int((ago_ms + apart_ms * len(traces)) * 1e6)
+    environment = {**os.environ, "KVTRACE_SPOOL": str(spool)}
+    command = [sys.executable, "-c", EMIT, str(path), str(ago_ns)]
+    subprocess.run(command, cwd=spooled.ROOT, env=environment, check=True, timeout=120)

@@ -9,16 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kvtrace.collect import Recorder
 from kvtrace.store import working_path
 from tests import spooled
-
-if TYPE_CHECKING:
-    pass
 from tests.recordings import ROOT, STEP, numbers, record_once, until, write
 
 
@@ -86,13 +82,13 @@ with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}, publish_interval_s=0.0
 def test_a_killed_recorder_neither_loses_nor_repeats(spool: Path, output: Path) -> None:
     """Killed at random moments while writers write, and started again: every number once, and again a clean end."""
     chance = random.Random(7)
-    total = 150_000
+    total = 60_000
     script = f"""
 import time
 for i in range({total}):
     tracer.emit({STEP}, f"r{{i // 25}}", i)
-    if i % 2000 == 0:
-        time.sleep(0.02)
+    if i % 1000 == 0:
+        time.sleep(0.03)
 """
     writer = spooled.start(script, spool)
     kills = 0

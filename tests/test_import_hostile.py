@@ -74,7 +74,7 @@ def changed(line: str, path: list[str], value: Any) -> str:
     return json.dumps(document)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(client_id=IDS, sent_ms=TIMES, ttft_ms=TIMES, done_ms=TIMES, copies=st.integers(1, 3))
 def test_clients_of_any_name_and_time(
     client_id: str, sent_ms: float, ttft_ms: float, done_ms: float, copies: int
@@ -89,7 +89,7 @@ def test_clients_of_any_name_and_time(
     attempt(f"{line}\n".encode() * copies)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     field=st.sampled_from([
         ["metadata"], ["metrics"], ["error"], ["metadata", "request_start_ns"], ["metadata", "x_request_id"],
@@ -103,7 +103,7 @@ def test_any_value_in_any_field_of_aiperf(field: list[str], value: object) -> No
     attempt(f"{records.aiperf('y', 0, 50, 90)}\n{line}\n".encode())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(field=st.sampled_from(sorted(json.loads(records.dynamo("a", 0))["request"])), value=JUNK)
 def test_any_value_in_any_field_of_dynamo(field: str, value: object) -> None:
     line = changed(records.dynamo("a", 0), ["request", field], value)
@@ -111,7 +111,7 @@ def test_any_value_in_any_field_of_dynamo(field: str, value: object) -> None:
     attempt(f"{line}\n".encode())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     field=st.sampled_from([
         "schema", "event", "wall_ns", "monotonic_ns", "connector", "transfer_mode", "role", "request_id_hash",
@@ -125,7 +125,7 @@ def test_any_value_in_any_field_of_a_lifecycle_line(field: str, value: object) -
     attempt("\n".join([*records.handoff("y"), records.logged(record)]).encode())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     field=st.sampled_from([
         "start_times", "ttfts", "itls", "latencies", "input_lens", "output_lens", "errors", "request_ids",
@@ -147,7 +147,7 @@ SAMPLES: dict[str, Callable[[], str]] = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(name=st.sampled_from(formats.FORMATS), part=st.floats(0, 1), forced=st.booleans())
 def test_a_file_cut_anywhere_is_whole_records_or_an_error_with_its_line(name: str, part: float, forced: bool) -> None:
     whole = SAMPLES[name]().encode()
@@ -160,7 +160,7 @@ def test_a_file_cut_anywhere_is_whole_records_or_an_error_with_its_line(name: st
         assert f"line {last}: " in said
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(formats.FORMATS),
     at=st.lists(st.tuples(st.floats(0, 0.999), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4),
@@ -174,7 +174,7 @@ def test_bytes_written_over_a_file(name: str, at: list[tuple[float, bytes]]) -> 
     attempt(bytes(content), forced=name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(content=st.binary(max_size=200), name=st.sampled_from([None, *formats.FORMATS]))
 def test_anything_at_all(content: bytes, name: str | None) -> None:
     attempt(content, forced=name)

@@ -151,7 +151,7 @@ def test_a_fleet_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
 def test_both_engines_agree_on_a_fleet(tmp_path: Path) -> None:
     """The traffic that the benchmarks use: SQL answers nearly all of it."""
     with Store.open(tmp_path / "fleet.duckdb", "write") as store:
-        fill(store, Fleet(1_500, seed=3, odd_share=0.2, http=True))
+        fill(store, Fleet(700, seed=3, odd_share=0.2, http=True))
 
         assert compare(store) >= 0.95
 
