@@ -142,21 +142,22 @@ def test_a_second_set_up_does_nothing(tmp_path: Path) -> None:
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "pyproject.toml").touch()
-    for name in ("dev.txt", "cpu-engine.txt"):
+    for name in ("dev.txt", "cpu-engine.txt", "fetch"):
         (folder / "requirements" / name).touch()
-    install = folder / "requirements" / "install"
-    install.write_text('#!/bin/sh\necho "$@" >> calls\n')
-    install.chmod(0o755)
+    install, prime = folder / "requirements" / "install", folder / "requirements" / "prime"
+    for program in (install, prime):
+        program.write_text(f'#!/bin/sh\necho {program.name} "$@" >> calls\n')
+        program.chmod(0o755)
 
     def set_up() -> list[str]:
         subprocess.run(["make", "setup"], cwd=folder, check=True, env=os.environ | {"PYTHON": "python3.11"})
         return (folder / "calls").read_text().splitlines()
 
-    assert set_up() == [".venv python3.11"]
-    assert set_up() == [".venv python3.11"]
+    assert set_up() == ["install .venv python3.11", "prime .venv"]
+    assert set_up() == ["install .venv python3.11", "prime .venv"]
     later_s = install.stat().st_mtime + 5
     os.utime(folder / "requirements" / "dev.txt", (later_s, later_s))
-    assert len(set_up()) == 2
+    assert len(set_up()) == 4
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_platform_without_engine_is_told_what_works_and_a_broken_network_is_no
     tmp_path: Path, complaint: str, code: int, without: bool
 ) -> None:
     (tmp_path / "requirements").mkdir()
-    for name in ("install", "cpu-engine.txt"):
+    for name in ("install", "fetch", "cpu-engine.txt"):
         shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)

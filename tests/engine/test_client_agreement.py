@@ -18,7 +18,7 @@ from tests.engine.deployment import Deployment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing]
 
-REQUESTS = 30
+REQUESTS = 24
 RATE_QPS = 3.0
 PROMPT_TOKENS = 400
 OUTPUT_TOKENS = 8

@@ -53,9 +53,10 @@ def test_no_hook_and_no_state_of_the_spool_changes_an_answer(
         silent = one.switch.hooks() - raised
         assert not {hook for hook in silent if not hook.endswith(NOT_CALLED + HEARTBEATS[connector])}
 
-        check_removed(one, expected)
-        check_unwritable(one, expected, tmp_path)
-        check_full(one, expected, tmp_path)
+        if connector == "push":  # with most threads; no connector knows in what state the spool is
+            check_removed(one, expected)
+            check_unwritable(one, expected, tmp_path)
+            check_full(one, expected, tmp_path)
 
 
 def check_hook(one: Bench, hook: str, expected: list[object]) -> set[str]:

@@ -23,7 +23,7 @@ from tests.engine.deployment import Deployment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
-REQUESTS = 40
+REQUESTS = 30
 RATE_QPS = 3
 UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 CLIENT_PATH_MS = 4.0
