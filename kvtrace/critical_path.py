@@ -1,28 +1,22 @@
 """One request's graph, walked back from its first token to the last-arriving predecessor, again and again.
 
 This is the reference walk: `path` returns segments that tile [start, first token] exactly, in integer nanoseconds.
-Edges and causes come from `kvtrace.stages`; divisions of a wait come from `kvtrace.division`.
+Edges and causes come from `kvtrace.stages`; how the time of one edge splits comes from `kvtrace.splits`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtrace import align, division, stages
-from kvtrace.division import Part, Wait
-from kvtrace.evidence import NOTHING, Posts, Timeline
+from kvtrace import align, splits, stages
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.legs import CLIENT
-from kvtrace.model import NEVER_NS, Point, Request, Segment
+from kvtrace.model import Point, Request, Segment
 
 _INCOMING: dict[str, tuple[stages.Edge, ...]] = {
     name: tuple(edge for edge in stages.EDGES if edge.after.name == name)
     for name in {edge.after.name for edge in stages.EDGES}
 }
-_NO_POSTS = Posts()
-JOIN_NS = 10_000_000
-AFTER_REPLY = "P's reply, after which the answer went on"
-SENT_LATE = "the router to send the decode leg"
 # Where a request can begin to be seen, outermost first; the scope follows from what is there.
 _STARTS = (
     stages.ROUTER_RECEIVED.name,
@@ -98,7 +92,7 @@ def path(graph: Graph, request: Request, around: Surroundings) -> list[Segment]:
             break
         from_ns = max(before.t_ns, begin_ns)
         crosses = align.crosses_hosts(before.process, at.process, around.processes)
-        parts = _divide(edge, from_ns, at.t_ns, graph, request, around)
+        parts = splits.divide(edge, from_ns, at.t_ns, graph, request, around)
         segments.extend(Segment(*part, crosses_hosts=crosses) for part in reversed(parts))
         name, at = edge.before.name, before
     segments.reverse()
@@ -147,188 +141,3 @@ def _last_arriving(name: str, at: Point, points: Mapping[str, Point]) -> tuple[s
         seen.update(stage.name for stage in ancestors)
         frontier = [stage.name for stage in dict.fromkeys(ancestors)]
     return None, None
-
-
-def _divide(
-    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
-) -> list[Part]:
-    """Return the parts of one edge, tiling [start_ns, end_ns)."""
-    if end_ns <= start_ns:
-        return []
-    if edge.split:
-        parts = _divide_by_evidence(edge, start_ns, end_ns, graph, request, around)
-        if parts is not None:
-            return parts
-    waited_for = edge.after.name if edge.cause is not stages.UNKNOWN else f"whatever followed {edge.before.name}"
-    if graph.last_rank and edge.after.name in _RANKED:
-        waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
-    whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
-    return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
-
-
-def _divide_by_evidence(
-    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
-) -> list[Part] | None:
-    """Return the parts of an edge that divides by what was going on meanwhile, None where nothing of that is known."""
-    if edge.split == "sender":
-        return _divide_sender(start_ns, end_ns, graph, request, around)
-    if edge.split in ("registration", "late"):
-        return _divide_registration(edge, start_ns, end_ns, graph, request, around)
-    if edge.split == "handshake":
-        return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
-    if edge.split == "join":
-        return _divide_join(edge, start_ns, end_ns, graph)
-    side, _, what = edge.split.partition(".")
-    timeline = around.timelines.get(_engine(request, side), NOTHING)
-    own = graph.prefill_steps if side == "prefill" else graph.decode_steps
-    if what == "wait":
-        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
-        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
-    if what == "steps":
-        prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
-    if what == "tail":
-        steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
-    return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
-
-
-_RANKED = frozenset(
-    stage.name for stage in (stages.POST_ENDED, stages.ARRIVED, stages.NOTIFIED, stages.TRANSFER_DONE, stages.REPORTED)
-)
-_SENT = frozenset((stages.ROUTER_PREFILL_SENT.name, stages.ROUTER_DECODE_SENT.name))
-
-
-def _engine(request: Request, side: str) -> str:
-    return request.prefill_engine if side == "prefill" else request.decode_engine
-
-
-def _looked(request: Request, side: str, timeline: Timeline) -> list[int] | None:
-    """Return when the scheduler of that side looked at the request, unix ns; None where it was not seen to.
-
-    A look in vain at one ahead of it counts too: the scheduler goes no further then.
-    """
-    considered, enqueued, allocated = _LOOKS[side]
-    own = [event.t_ns for event in request.events.get(considered.name, ())]
-    queued = request.events.get(enqueued.name)
-    ahead: list[int] = []
-    if queued:
-        given = request.events.get(allocated.name)
-        until_ns = min(event.t_ns for event in given) if given else NEVER_NS
-        seen = set(own)
-        ahead = [t_ns for t_ns in timeline.vain_looks(queued[0].t_ns, until_ns) if t_ns not in seen]
-    return sorted(own + ahead) or None
-
-
-_LOOKS = {
-    "prefill": (stages.PREFILL_CONSIDERED, stages.PREFILL_ENQUEUED, stages.PREFILL_ALLOCATED),
-    "decode": (stages.DECODE_CONSIDERED, stages.DECODE_ENQUEUED, stages.DECODE_ALLOCATED),
-}
-
-
-def _after_lost(whole: Part, request: Request) -> list[Part]:
-    """Divide a leg's way to its engine: what went before under the same id and was lost is not the way's fault."""
-    lost = [one for one in request.lost if one.end_ns > whole.start_ns and one.start_ns < whole.end_ns]
-    if not lost:
-        return [whole]
-    begin_ns, stop_ns = max(whole.start_ns, lost[0].start_ns), min(whole.end_ns, lost[-1].end_ns)
-    parts = [
-        whole._replace(end_ns=begin_ns),
-        Part(begin_ns, stop_ns, stages.ATTEMPT_LOST.name, ", ".join(one.request_id for one in lost)),
-        whole._replace(start_ns=stop_ns),
-    ]
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-def _divide_join(edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph) -> list[Part]:
-    """Divide the answer's way to the client by P's reply, which a router that joins both legs waits for.
-
-    That it did wait is supposed: a reply that comes by chance while the answer is on its way holds nobody, so only a
-    long time tells of it.
-    """
-    whole = Part(start_ns, end_ns, edge.cause.name, edge.after.name)
-    returned = graph.points.get(stages.ROUTER_PREFILL_RETURNED.name)
-    if returned is None or not start_ns + JOIN_NS <= returned.t_ns <= end_ns:
-        return [whole]
-    held = Part(start_ns, returned.t_ns, stages.PREFILL_REPLY.name, AFTER_REPLY)
-    return [held, whole._replace(start_ns=returned.t_ns)] if returned.t_ns < end_ns else [held]
-
-
-def _sender_process(graph: Graph) -> int:
-    if graph.transfer is not None:
-        return graph.transfer.process
-    picked = graph.points.get(stages.SENDER_PICKED.name)
-    return picked.process if picked is not None else -1
-
-
-def _divide_sender(start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings) -> list[Part]:
-    """Divide a wait for P's sender thread: asleep, posting for others, or awake with something else."""
-    process = _sender_process(graph)
-    awake = around.timelines.get(request.prefill_engine, NOTHING).sender(process)
-    posted = around.posted.get(process, _NO_POSTS)
-    return division.divide_sender_wait(start_ns, end_ns, awake, posted, request.request_id)
-
-
-def _divide_registration(
-    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
-) -> list[Part]:
-    """Divide P's wait for a match: the registration is late, or it has arrived and the sender has not seen it.
-
-    Where nothing was recorded of the sender (`late`), the rest is nobody's.
-    """
-    arrival_ns = min(max(graph.registration_arrival_ns or start_ns, start_ns), end_ns)
-    parts: list[Part] = []
-    at_ns = start_ns
-    for name, waited_for in _REGISTRATION_CHAIN:
-        point = graph.points.get(name)
-        if point is None or point.t_ns <= at_ns or at_ns >= arrival_ns:
-            continue
-        stop_ns = min(point.t_ns, arrival_ns)
-        if name == stages.DECODE_ALLOCATED.name and edge.split != "late":
-            parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
-        else:
-            late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
-            decode = around.timelines.get(request.decode_engine, NOTHING)
-            parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
-        at_ns = stop_ns
-    parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
-    if edge.split == "late":
-        parts.append(
-            Part(arrival_ns, end_ns, stages.UNKNOWN.name, "P's step and its sender, of which nothing is known")
-        )
-    else:
-        parts.extend(_divide_sender(arrival_ns, end_ns, graph, request, around))
-    return [part for part in parts if part.end_ns > part.start_ns]
-
-
-_REGISTRATION_CHAIN = (
-    (stages.ROUTER_DECODE_SENT.name, SENT_LATE),
-    (stages.DECODE_HTTP_RECEIVED.name, "the decode leg, on its way to D"),
-    (stages.DECODE_ENQUEUED.name, "D's front end"),
-    (stages.DECODE_ALLOCATED.name, "blocks on D"),
-    (stages.REGISTRATION_QUEUED.name, "D's step to carry the registration to its worker"),
-    (stages.REGISTRATION_SENT.name, "D's sender thread"),
-)
-
-
-def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around: Surroundings) -> list[Part]:
-    """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
-    timeline = around.timelines.get(request.decode_engine, NOTHING)
-    named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
-    wait = Wait(timeline, "decode", _looked(request, "decode", timeline))
-    return [
-        part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
-        for part in division.divide_engine_wait(start_ns, end_ns, wait)
-    ]
-
-
-def _divide_handshake(
-    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
-) -> list[Part]:
-    """Divide the time to prepare a transfer: a handshake of the side that drives it with the other, then preparing."""
-    driver, peer = request.prefill_engine, request.decode_engine
-    if request.mode == "pull":
-        driver, peer = peer, driver
-    process = graph.transfer.process if graph.transfer is not None else None
-    part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")
-    return division.divide_by_handshake(part, around.timelines.get(driver, NOTHING), peer, process)

@@ -75,7 +75,7 @@ class Stage:
 class Edge:
     """A dependency: `after` waits for `before`, and the time between is charged to `cause`.
 
-    `split` names what divides the time further (see `kvtrace.division`), "" for none.
+    `split` names what divides the time further (see `kvtrace.splits`), "" for none.
     """
 
     before: Stage

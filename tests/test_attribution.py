@@ -1,13 +1,10 @@
-"""The reference walk on traces that a reader can add up, and what must hold for any trace at all."""
+"""The reference walk on traces that a reader can add up."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kvtrace import stages
 from kvtrace.model import Process
@@ -241,66 +238,6 @@ def test_clocks_that_put_the_token_before_the_start_are_named() -> None:
         "so no TTFT can be told"
     )
     assert unseen.note.startswith("no first token was recorded")
-
-
-# What holds for any trace ------------------------------------------------------------------------------
-
-
-def _check(trace: Trace) -> None:
-    for answer in trace.answers():
-        if answer.ttft_ns is None:
-            continue
-        assert sum(answer.shares_ns.values()) == answer.ttft_ns
-        at_ns = answer.start_ns
-        for segment in answer.segments:
-            assert segment.start_ns == at_ns
-            assert segment.end_ns > segment.start_ns
-            at_ns = segment.end_ns
-        assert at_ns == answer.first_token_ns or answer.ttft_ns == 0
-        transfer_ns = answer.shares_ns["transfer"]
-        assert 0 <= answer.transfer_low_ns <= transfer_ns <= answer.transfer_high_ns <= answer.ttft_ns
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    mode=st.sampled_from(["push", "pull"]),
-    jitter_ms=st.lists(st.floats(-40, 40, allow_nan=False), min_size=80, max_size=80),
-    dropped=st.sets(st.integers(0, 60), max_size=25),
-    doubled=st.sets(st.integers(0, 60), max_size=10),
-)
-def test_segments_tile_and_shares_sum_whatever_happens(
-    mode: str, jitter_ms: list[float], dropped: set[int], doubled: set[int]
-) -> None:
-    """Missing, doubled, shuffled, displaced events: the segments tile, the shares sum, the bracket holds."""
-    trace = push() if mode == "push" else pull()
-    events = [
-        event._replace(t_ns=event.t_ns + int(jitter * MS))
-        for event, jitter in zip(trace.events, jitter_ms, strict=False)
-    ]
-    trace.events = [event for index, event in enumerate(events) if index not in dropped]
-    trace.events += [event for index, event in enumerate(events) if index in doubled]
-    _check(trace)
-
-
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 10**6), shift_ms=st.integers(-(10**6), 10**6))
-def test_order_and_a_common_shift_change_nothing(seed: int, shift_ms: int) -> None:
-    """Events in any order, and all clocks moved together, give the same shares and causes."""
-    plain = push().answer()
-    trace = push()
-    random.Random(seed).shuffle(trace.events)
-    trace.events = [event._replace(t_ns=event.t_ns + shift_ms * MS) for event in trace.events]
-
-    assert causes_ms(trace.answer()) == causes_ms(plain)
-
-
-@settings(max_examples=60, deadline=None)
-@given(longer_ms=st.floats(0, 60))
-def test_hidden_work_may_grow_by_its_slack_and_no_more(longer_ms: float) -> None:
-    """Sent at 4, needed at 35: within that slack TTFT stays, beyond it TTFT grows by the excess."""
-    answer = push(4 + longer_ms).answer()
-
-    assert answer.ttft_ns == pytest.approx(60 * MS + max(0.0, longer_ms - 30) * MS, abs=2)
 
 
 def test_first_contact_is_the_handshake_and_not_the_preparing() -> None:

@@ -18,8 +18,7 @@ from kvtrace.router.identity import alias
 from tests import import_records as records
 from tests.import_records import run
 from tests.test_attribution import PUSH_CAUSES
-from tests.test_attribution import _check as check
-from tests.trace import MS, Trace, ns, pull, push
+from tests.trace import MS, Trace, check_tiles, ns, pull, push
 
 
 def renamed(trace: Trace, client_id: str, attempt: int = 0) -> Trace:
@@ -232,7 +231,7 @@ def test_shares_of_the_scope_client_sum_whatever_happens(
     trace.events = [event for index, event in enumerate(events) if index not in dropped]
     trace.at(sent_ms, stages.CLIENT_SENT, "r1").at(token_ms, stages.CLIENT_FIRST_TOKEN, "r1")
 
-    check(trace)
+    check_tiles(trace)
     assert all(
         answer.start_ns == ns(sent_ms) and answer.first_token_ns == ns(token_ms)
         for answer in trace.answers()

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from kvtrace.errors import UsageError
 from kvtrace.lab import model, workload
+from kvtrace.lab.exchange import Record
 
 TEN_MS_NS = 10_000_000
 
@@ -188,8 +189,8 @@ def test_a_reply_that_is_not_streamed_has_no_first_token() -> None:
 
 
 def test_the_summary_has_the_fields_terms() -> None:
-    def record(index: int, ttft_ms: int, end_ms: int) -> workload.Record:
-        return workload.Record(
+    def record(index: int, ttft_ms: int, end_ms: int) -> Record:
+        return Record(
             index, "", 0, 0, end_ms * 10**6, 200, ttft_ms * 10**6, (10**7, 3 * 10**7), 3, 100, "abc", (1, 2, 3)
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from instrumented_connectors import middleware, traced
-from kvtrace import profiler
+from kvtrace import profile_server, profiler
 from kvtrace.errors import UsageError
 from tests.pyroscope_stand_in import Sample, StandIn, black_hole, stand_in
 
@@ -265,12 +265,12 @@ def test_an_agent_that_breaks_is_left_alone(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize("url", ["", "localhost:4040", "ftp://x", "http://", "http://h:99999", "http://h/\n"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="http://HOST:PORT"):
-        profiler.check_url(url)
+        profile_server.check_url(url)
 
 
 def test_an_address_with_a_password_is_refused() -> None:
     with pytest.raises(UsageError, match="PYROSCOPE_BASIC_AUTH_PASSWORD"):
-        profiler.check_url("http://user:secret@host:4040")
+        profile_server.check_url("http://user:secret@host:4040")
 
 
 def test_switched_off_nothing_is_imported() -> None:

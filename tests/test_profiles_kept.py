@@ -1,83 +1,20 @@
-"""Profiles without a server: kept by a receiver, chosen by time, request and class, merged; where they are found."""
+"""Profiles without a server: chosen by time, request and class, merged; where a run's profiles are found."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import pytest
 
 from kvtrace import cli, profiler
 from kvtrace.errors import SourceError
 from kvtrace.profiles import folder, links, pprof
-from kvtrace.profiles.messages import Profile, PushRequest
-from kvtrace.profiles.receiver import PATH, Receiver
+from kvtrace.profiles.messages import Profile
 from kvtrace.store import Store
+from tests.profile_pushes import HOSTILE, SECOND_NS, exported, push, stage
 from tests.sample_store import MS, START_NS, Sample
-from tests.test_profiler import PROGRAM, is_near
-
-SECOND_NS = 1_000_000_000
-PROTO = {"Content-Type": "application/proto"}
-HOSTILE = 'p"0{}\n<b>'
-
-
-def push(
-    samples: Iterable[tuple[tuple[str, ...], Mapping[str, str], int]], begin_ns: int = START_NS, **labels: str
-) -> bytes:
-    """Return a push as pyroscope-io makes it: stacks (innermost first), labels, ns; one second from `begin_ns` on."""
-    profile = Profile(time_nanos=begin_ns, duration_nanos=SECOND_NS, period=10_000_000)
-    strings = [""]
-
-    def at(text: str) -> int:
-        if text not in strings:
-            strings.append(text)
-        return strings.index(text)
-
-    profile.sample_type.add(type=at("cpu"), unit=at("nanoseconds"))
-    ids: dict[str, int] = {}
-    for stack, own, value_ns in samples:
-        for name in stack:
-            ids.setdefault(name, len(ids) + 1)
-        made = profile.sample.add(location_id=[ids[name] for name in stack], value=[value_ns])
-        for name, value in own.items():
-            made.label.add(key=at(name), str=at(value))
-    for name, identity in ids.items():
-        profile.function.add(id=identity, name=at(name), filename=at("x.py"))
-        profile.location.add(id=identity).line.add(function_id=identity, line=identity)
-    profile.string_table.extend(strings)
-    pushed = PushRequest()
-    series = pushed.series.add()
-    for name, value in {"__name__": "process_cpu", "service_name": "kvtrace", **labels}.items():
-        series.labels.add(name=name, value=value)
-    series.samples.add(rawProfile=profile.SerializeToString())
-    return gzip.compress(pushed.SerializeToString())
-
-
-def stage(name: str) -> dict[str, str]:
-    return {profiler.STAGE_LABEL: name}
-
-
-def totals(data: bytes) -> Counter[tuple[str, str, str]]:
-    """Return the ns of a profile's samples by role, stage and innermost function."""
-    profile = pprof.parse(data)
-    strings = profile.string_table
-    functions = {each.id: strings[each.name] for each in profile.function}
-    frames = {each.id: functions[each.line[0].function_id] for each in profile.location}
-    found: Counter[tuple[str, str, str]] = Counter()
-    for sample in profile.sample:
-        labels = {strings[each.key]: strings[each.str] for each in sample.label}
-        found[labels.get("role", ""), labels.get(profiler.STAGE_LABEL, ""), frames[sample.location_id[0]]] += (
-            sample.value[0]
-        )
-    return found
 
 
 @pytest.fixture
@@ -101,12 +38,6 @@ def run(tmp_path: Path, kept: Path) -> Path:
     sample.add("kvt-1", start_ms=1200)
     sample.add("kvt-2", start_ms=3200)
     return sample.write(tmp_path / "run.duckdb")
-
-
-def exported(run: Path, *arguments: str) -> Counter[tuple[str, str, str]]:
-    target = run.with_name("merged.pb.gz")
-    assert cli.main(["export", str(run), "--format", "pprof", "-o", str(target), "--force", *arguments]) == 0
-    return totals(target.read_bytes())
 
 
 POST, FORWARD = ("prefill", "post", "transfer"), ("prefill", "forward", "forward")
@@ -195,66 +126,6 @@ def test_a_run_without_profiles_says_how_to_get_some(tmp_path: Path, capsys: pyt
     assert "--profile-dir" in capsys.readouterr().err
 
 
-# The receiver ------------------------------------------------------------------------------------------------------
-
-
-def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path) -> None:
-    labels = {"role": "../../x\0", "process": "/etc", "engine": HOSTILE, "rank": "0", "secret": "no"}
-    with Receiver(tmp_path / "profiles") as receiver:
-        answer = httpx.post(
-            receiver.url + PATH, content=push([(("f" * 10_000,), {"a\n": '"'}, 1)], **labels), headers=PROTO
-        )
-    (path,) = tmp_path.rglob("*.pb.gz")
-    (one,) = folder.files(tmp_path / "profiles")
-    profile = pprof.parse(path.read_bytes())
-    found = {profile.string_table[each.key]: profile.string_table[each.str] for each in profile.sample[0].label}
-
-    assert answer.status_code == 200
-    assert path == one.path
-    assert (one.begin_ns, one.end_ns) == (START_NS, START_NS + SECOND_NS)
-    assert found == {"a\n": '"', **{name: value for name, value in labels.items() if name != "secret"}}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        (PATH, b"\x1f\x8bnothing", 400),
-        (PATH, b"\xff\xff\xff", 400),
-        (PATH, gzip.compress(PushRequest(series=[{"samples": [{"rawProfile": b"\xff"}]}]).SerializeToString()), 400),
-        (PATH, gzip.compress(bytes(pprof.BYTES_MOST + 1)), 400),
-        ("/elsewhere", b"", 404),
-    ],
-    ids=["no gzip", "no push", "no profile", "too large", "elsewhere"],
-)
-def test_what_is_no_push_is_refused_and_the_next_one_taken(tmp_path: Path, path: str, body: bytes, status: int) -> None:
-    with Receiver(tmp_path) as receiver:
-        refused = httpx.post(receiver.url + path, content=body, headers=PROTO)
-        taken = httpx.post(receiver.url + PATH, content=push([(("f",), {}, 1)]), headers=PROTO)
-
-        assert (refused.status_code, taken.status_code, receiver.kept) == (status, 200, 1)
-        assert bool(receiver.failure) == (status == 400)
-
-
-def test_a_page_in_a_browser_cannot_push(tmp_path: Path) -> None:
-    with Receiver(tmp_path) as receiver:
-        answer = httpx.post(
-            receiver.url + PATH, content=push([(("f",), {}, 1)]), headers={"Content-Type": "text/plain"}
-        )
-
-    assert (answer.status_code, receiver.kept) == (415, 0)
-
-
-def test_past_its_budget_a_folder_takes_no_more(tmp_path: Path) -> None:
-    keeper = folder.Keeper(tmp_path, budget_bytes=400)
-    keeper.keep(push([(("f",), {}, 1)]))
-    keeper.keep(push([(("f",), {}, 1)]))
-    with pytest.raises(OSError, match="limit"):
-        keeper.keep(push([((f"f{number}",), {}, number) for number in range(200)]))
-
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 400
-    assert keeper.kept == len(folder.files(tmp_path)) == 2
-
-
 def test_a_profile_that_points_nowhere_is_an_error_of_its_own() -> None:
     profile = Profile(string_table=["", "nanoseconds"], sample_type=[{"unit": 1}], sample=[{"location_id": [9]}])
 
@@ -325,62 +196,3 @@ def test_a_run_whose_profiles_are_nowhere_known_says_nothing_of_them(
 
     assert "rofiles" not in explained(run, capsys)
     assert "profiles" not in json.loads(explained(run, capsys, "--json"))["requests"][0]
-
-
-# Recording ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_recorded_command_is_profiled_into_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The whole way: the switch below the command, real pyroscope-io, the receiver, the store, the export."""
-    pytest.importorskip("pyroscope")
-    monkeypatch.setenv("ENGINE", "e0")
-    monkeypatch.setenv(profiler.RATE_VARIABLE, "100")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.delenv(profiler.VARIABLE, raising=False)
-    run, place = tmp_path / "run.duckdb", tmp_path / "kept"
-
-    command = [sys.executable, "-c", PROGRAM, "works"]
-    assert cli.main(["record", "-o", str(run), "--profile-dir", str(place), "--", *command]) == 0
-    said = capsys.readouterr().err
-    with Store.open(run) as store:
-        facts = {row["name"]: row["value"] for row in store.rows("SELECT name, value FROM run")}
-    found = exported(run, "--class", "transfer")
-
-    assert facts["profiles.dir"] == str(place)
-    assert f"profiles in {place}" in said
-    assert profiler.VARIABLE not in os.environ
-    assert {(role, name) for role, name, _ in found} == {("decode", "post")}
-    assert is_near(sum(found.values()) / 1e9, 0.6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--profile", "http://x", "--profile-dir", "d"), "exclude each other"),
-        (("--profile-grafana", "http://x"), "belongs to --profile URL"),
-        (("--profile", "localhost:4040"), "http://HOST:PORT"),
-    ],
-)
-def test_options_that_do_not_belong_together_are_refused(
-    tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), *options, "--", "true"]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_server_that_does_not_answer_is_said_and_the_store_knows_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in profiler._PROXIES:
-        monkeypatch.delenv(name, raising=False)
-    run = tmp_path / "run.duckdb"
-    options = ["--profile", "http://127.0.0.1:1", "--profile-grafana", "http://grafana"]
-    assert cli.main(["record", "-o", str(run), *options, "--", "true"]) == 0
-    with Store.open(run) as store:
-        facts = {row["name"]: row["value"] for row in store.rows("SELECT name, value FROM run")}
-    names: Any = ("profiles.url", "profiles.application", "profiles.grafana")
-
-    assert "profiles are lost until it does" in capsys.readouterr().err
-    assert [facts[name] for name in names] == ["http://127.0.0.1:1", "kvtrace", "http://grafana"]

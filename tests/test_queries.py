@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from kvtrace import queries
-from kvtrace.errors import QueryError
 from kvtrace.store import Store
+from tests.asked import ask
 from tests.sample_store import Sample
 from tests.test_schema import append_events, append_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 MS = 1_000_000
@@ -27,23 +25,9 @@ PATH = (
 LONG = (*PATH, ("unattributed", "unattributed", "process", "", 100))
 
 
-@pytest.fixture(scope="module")
-def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    path = tmp_path_factory.mktemp("blank") / "run.duckdb"
-    Store.open(path, "write").close()
-    with Store.open(path) as opened:
-        yield opened
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.duckdb"
-
-
-def ask(path: Path, name: str, **given: str) -> list[dict[str, Any]]:
-    with Store.open(path) as store:
-        query = queries.load(name)
-        return store.rows(query.sql, query.bind(given))
 
 
 def write_requests(path: Path) -> None:
@@ -51,21 +35,6 @@ def write_requests(path: Path) -> None:
     sample.add("r1", PATH, ())
     sample.add("r2", LONG, (("registration", "coordination", "decode", 5, 8, 40),), start_ms=500)
     sample.write(path)
-
-
-@pytest.mark.parametrize("query", queries.load_all(), ids=lambda query: query.name)
-def test_header_is_what_the_database_says(blank: Store, query: queries.Query) -> None:
-    """Title, parameters, columns and types as documented; an empty store gives an answer, not an error."""
-    rows = blank.select(query.sql, query.bind({}))
-
-    assert query.title.endswith(".")
-    assert {p.name for p in query.parameters} == blank.parameters(query.sql)
-    assert [(c.name, c.sql_type) for c in query.columns] == list(zip(rows.columns, rows.types, strict=True))
-    assert "HUGEINT" not in rows.types
-
-
-def test_the_first_queries_are_there() -> None:
-    assert {"slowest_requests", "shares_by_class", "causes", "transfers", "steps", "drops"} <= set(queries.names())
 
 
 def test_slowest_requests(path: Path) -> None:
@@ -300,37 +269,3 @@ def test_engines_and_processes(path: Path) -> None:
     assert [(r["process"], r["kind"], r["events"]) for r in ask(path, "processes")] == [
         (1, "core", 1), (2, "router", 1), (3, "core", 0),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [({"limit": "ten"}, "limit wants a BIGINT"), ({"limits": "1"}, "has no parameter limits; it has mode, .* limit")],
-)
-def test_a_wrong_parameter_is_named(given: dict[str, str], said: str) -> None:
-    with pytest.raises(QueryError, match=said):
-        queries.load("slowest_requests").bind(given)
-
-
-def test_an_unknown_query_is_named() -> None:
-    with pytest.raises(QueryError, match=r"there is no query \.\./\.\./secret"):
-        queries.load("../../secret")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("SELECT 1", "has no title"), ("-- Title.\n--\n-- what is this\nSELECT 1", "neither a parameter nor a column")],
-)
-def test_a_header_that_documents_nothing_is_refused(text: str, said: str) -> None:
-    with pytest.raises(QueryError, match=said):
-        queries.parse("bad", text)
-
-
-def test_a_parameter_means_the_same_in_every_query() -> None:
-    """Dashboards bind by name, so that a name stands for one thing."""
-    meanings: dict[str, set[tuple[str, str]]] = {}
-    for query in queries.load_all():
-        for parameter in query.parameters:
-            if parameter.name != "limit":
-                meanings.setdefault(parameter.name, set()).add((parameter.sql_type, parameter.doc))
-
-    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from kvtrace.store import Store
+from tests.asked import ask
 from tests.sample_store import MS, START_NS, Sample
-from tests.test_queries_over_time import ask, second
+from tests.test_queries_over_time import second
 from tests.test_schema import append_events, append_process
 
 if TYPE_CHECKING:

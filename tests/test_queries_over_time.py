@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kvtrace import queries
-from kvtrace.store import Store
+from tests.asked import ask
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
 
 if TYPE_CHECKING:
@@ -22,12 +21,6 @@ PULL = {"mode": "pull", "prefill_engine": "p1", "registration_late_ns": None}
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.duckdb"
-
-
-def ask(path: Path, name: str, **given: object) -> list[dict[str, Any]]:
-    with Store.open(path) as store:
-        query = queries.load(name)
-        return store.rows(query.sql, query.bind({key: str(value) for key, value in given.items()}))
 
 
 def second(at: dt.datetime) -> int:
@@ -236,88 +229,6 @@ def test_what_is_blamed_is_counted_by_when_the_victim_came(path: Path) -> None:
 
     assert [(r["request_id"], r["victims"], r["extension_ms"]) for r in ask(path, "blamed")] == [("r1", 1, 15.0)]
     assert ask(path, "blamed", to_ns=START_NS + 500 * MS) == []
-
-
-# One request -------------------------------------------------------------------------------------------
-
-
-def test_a_request_is_found_by_either_id_and_its_last_attempt_is_meant(path: Path) -> None:
-    sample = Sample()
-    sample.add("r1", scaled(3), client_request_id="theirs")
-    sample.add("r1", PUSH_PATH, client_request_id="theirs", attempt=1, start_ms=1000)
-    sample.write(path)
-
-    assert [r["ttft_ns"] for r in ask(path, "request_summary", request="theirs")] == [100 * MS]
-    assert [r["ttft_ns"] for r in ask(path, "request_summary", request="r1", attempt=0)] == [300 * MS]
-    assert ask(path, "request_summary", request="r") == []
-    assert ask(path, "request_summary") == []
-
-
-def test_the_path_of_a_request_tiles_its_ttft_in_ns(path: Path) -> None:
-    write(path)
-
-    rows = ask(path, "request_path", request="r1")
-    (whole,) = ask(path, "request_summary", request="r1")
-
-    ends = [row["offset_ns"] + row["duration_ns"] for row in rows]
-    assert [row["offset_ns"] for row in rows] == [0, *ends[:-1]]
-    assert ends[-1] == whole["ttft_ns"] == 100 * MS
-    assert rows[5] == {
-        "position": 5, "where": "prefill", "cause": "prefill.forward", "class": "compute.run", "offset_ns": 20 * MS,
-        "duration_ns": 30 * MS, "share": 0.3, "waited_for": "", "crosses_hosts": False,
-    }  # fmt: skip
-
-
-def test_what_is_hidden_and_who_is_blamed_for_a_request(path: Path) -> None:
-    write(path)
-
-    hidden = ask(path, "request_hidden", request="r1")
-    assert [(r["cause"], r["offset_ns"], r["duration_ns"], r["slack_ns"]) for r in hidden] == [
-        ("registration", 5 * MS, 8 * MS, 40 * MS),
-        ("sender.poll", 66 * MS, 6 * MS, 28 * MS),
-    ]
-    assert ask(path, "request_blame", request="r2") == [{"blamed_request_id": "r1", "extension_ns": 15 * MS}]
-
-
-def test_spans_hang_together_and_last_as_long_as_the_path(path: Path) -> None:
-    write(path)
-
-    rows = ask(path, "request_spans", request="r1")
-    by_id = {row["spanID"]: row for row in rows}
-
-    assert rows[0]["spanID"] == "request"
-    assert len(by_id) == len(rows) == 3 + len(PUSH_PATH) + 2
-    assert len({row["traceID"] for row in rows}) == 1
-    assert {row["parentSpanID"] for row in rows[1:]} <= by_id.keys()
-    on_path = [row for row in rows if row["parentSpanID"] == "path"]
-    assert sum(row["duration"] for row in on_path) == pytest.approx(by_id["path"]["duration"]) == 100.0
-    assert by_id["path-5"]["operationName"] == "prefill.forward (compute.run)"
-    assert by_id["path-5"]["serviceName"] == "P p0"
-    assert by_id["path-5"]["startTime"] == pytest.approx(START_NS / 1e6 + 20, abs=1e-3)
-    assert by_id["hidden-1"]["operationName"] == "registration (hidden)"
-
-
-def test_profiles_of_a_request_are_asked_for_by_engine_and_time(path: Path) -> None:
-    """P's and D's, from 10 s before it began to its end, where a server has them; else nobody's."""
-    write(path)
-    assert ask(path, "request_profiles", request="r1") == []
-    with Store.open(path, "write") as store:
-        store.remember({"profiles": "on", "profiles.url": "http://pyroscope:4040"})
-
-    times = {"application": "kvtrace", "from_ms": START_NS // MS - 10_000, "to_ms": START_NS // MS + 301}
-    assert ask(path, "request_profiles", request="r1") == [
-        {"side": "prefill", "engine": "p0", **times},
-        {"side": "decode", "engine": "d0", **times},
-    ]
-
-
-def test_a_request_without_a_first_token_is_one_span(path: Path) -> None:
-    write(path)
-
-    (row,) = ask(path, "request_spans", request="r4")
-
-    assert (row["operationName"], row["duration"], row["parentSpanID"]) == ("request (push, failed)", 0.0, "")
-    assert ask(path, "request_path", request="r4") == []
 
 
 def test_ttft_shares_are_one_row_and_sum_to_one(path: Path) -> None:

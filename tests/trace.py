@@ -128,6 +128,22 @@ def _home(stage: stages.Stage) -> int:
     return D
 
 
+def check_tiles(trace: Trace) -> None:
+    """Check of every answer that its segments tile its TTFT, its shares sum to it, and the bracket holds."""
+    for answer in trace.answers():
+        if answer.ttft_ns is None:
+            continue
+        assert sum(answer.shares_ns.values()) == answer.ttft_ns
+        at_ns = answer.start_ns
+        for segment in answer.segments:
+            assert segment.start_ns == at_ns
+            assert segment.end_ns > segment.start_ns
+            at_ns = segment.end_ns
+        assert at_ns == answer.first_token_ns or answer.ttft_ns == 0
+        transfer_ns = answer.shares_ns["transfer"]
+        assert 0 <= answer.transfer_low_ns <= transfer_ns <= answer.transfer_high_ns <= answer.ttft_ns
+
+
 def push(registration_sent_ms: float = 4.0, name: str = "r1") -> Trace:
     """Return a tidy push hand-off of 60 ms. P computes 10..30; D's registration is sent at 4 unless told otherwise.
 

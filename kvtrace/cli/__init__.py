@@ -54,7 +54,9 @@ COMMANDS: dict[str, Command] = {
     "import": Command(
         "kvtrace.cli.import_", "Import records of load generators, routers and connector logs into a store."
     ),
-    "export": Command("kvtrace.cli.export", "Export requests to Perfetto, OpenTelemetry or Parquet."),
+    "export": Command(
+        "kvtrace.cli.export", "Export requests to Perfetto, OpenTelemetry or Parquet, profiles to pprof."
+    ),
     "sql": Command("kvtrace.cli.sql", "Ask a store a question in SQL, by a query's name or in full."),
     "dashboards": Command("kvtrace.cli.dashboards", "Write Grafana's dashboards, alert rules and provisioning files."),
     "router": Command("kvtrace.cli.router", "Route requests to prefill and decode engines, by push or by pull."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from kvtrace import profiler
+from kvtrace import profile_server, profiler
 from kvtrace.errors import ExportError, UsageError, is_text
 from kvtrace.messages import say
 
@@ -60,7 +60,7 @@ class Profiling:
             raise UsageError("--profile-grafana belongs to --profile URL")
         for url in (asked.server, asked.grafana):
             if url is not None:
-                profiler.check_url(url)
+                profile_server.check_url(url)
         if asked.folder is not None and not is_text(str(asked.folder.absolute())):
             raise UsageError(f"--profile-dir {asked.folder}: its path is no UTF-8, so no store can name it")
 
@@ -80,7 +80,7 @@ class Profiling:
         self._stack.close()
 
     def _begin(self, url: str) -> None:
-        if reason := profiler.unreachable(url):
+        if reason := profile_server.unreachable(url):
             say(f"{url} does not answer ({reason}): profiles are lost until it does, everything else is recorded")
         grafana = {} if self._asked.grafana is None else {"profiles.grafana": self._asked.grafana}
         self.facts = {"profiles.url": url, "profiles.application": profiler.APPLICATION, **grafana}
@@ -96,7 +96,7 @@ class Profiling:
         self.facts = {"profiles.dir": str(folder)}
         if profiler.UPLOAD_VARIABLE not in os.environ:
             self._set(profiler.UPLOAD_VARIABLE, _LOOPBACK_UPLOAD_S)
-        if profiler.has_proxy():
+        if profile_server.has_proxy():
             for name in ("NO_PROXY", "no_proxy"):
                 self._set(name, f"{os.environ.get(name, '')},127.0.0.1".strip(","))
         self._switch_on(self._receiver.url)

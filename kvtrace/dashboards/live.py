@@ -4,45 +4,12 @@ from __future__ import annotations
 
 from kvtrace.dashboards.boards import Board, label_of, prometheus_instance
 from kvtrace.dashboards.panels import Panel, prometheus_figures, prometheus_series
+from kvtrace.dashboards.promql import chosen, quantile, rate, share
 from kvtrace.metrics import names
-from kvtrace.metrics.names import Metric
 from kvtrace.palette import CLASS_COLOUR, GREY, VERMILION, YELLOW
 
 UID = "kvtrace-live"
-_RUN = 'run=~"$run",model=~"$model",connector=~"$connector"'
-_PAIR = 'prefill=~"$prefill",decode=~"$decode"'
 _SCOPE = "Where the first token was seen; scopes do not compare: choose one where there are several."
-_WINDOW = "$__rate_interval"
-
-
-def chosen(metric: Metric, extra: str = "", suffix: str = "") -> str:
-    """Return the selector of the metric's series that the board's variables choose."""
-    matchers = [_RUN]
-    if "prefill" in metric.labels:
-        matchers.append(_PAIR)
-    elif "decode" in metric.labels:
-        matchers.append('decode=~"$decode"')
-    if "scope" in metric.labels:
-        matchers.append('scope=~"$ttft_scope"')
-    if extra:
-        matchers.append(extra)
-    return f"{metric.name}{suffix}{{{','.join(matchers)}}}"
-
-
-def rate(metric: Metric, by: str = "", extra: str = "", suffix: str = "") -> str:
-    """Return the metric's rate, summed, by the labels named."""
-    group = f" by ({by})" if by else ""
-    return f"sum{group} (rate({chosen(metric, extra, suffix)}[{_WINDOW}]))"
-
-
-def quantile(part: float, metric: Metric, by: str = "") -> str:
-    """Return a quantile of a histogram, by the labels named."""
-    return f"histogram_quantile({part}, {rate(metric, f'le,{by}' if by else 'le', suffix='_bucket')})"
-
-
-def share(part: str, whole: str) -> str:
-    """Return part of whole; no data where the whole is 0."""
-    return f"{part} / ({whole} > 0)"
 
 
 def board() -> Board:

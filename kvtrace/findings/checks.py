@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from kvtrace import stages
-from kvtrace.critical_path import SENT_LATE
 from kvtrace.findings.model import Facts, Finding, Grade, Group
 from kvtrace.findings.rules import unexplained, waits
 from kvtrace.findings.terms import (
@@ -26,6 +25,7 @@ from kvtrace.findings.terms import (
     of,
     part,
 )
+from kvtrace.splits import SENT_LATE
 from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
 # Checks of one group ---------------------------------------------------------------------------------------

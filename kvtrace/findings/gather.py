@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrace import stages
-from kvtrace.critical_path import AFTER_REPLY
 from kvtrace.findings.model import (
     CauseFacts,
     Detection,
@@ -20,6 +19,7 @@ from kvtrace.findings.model import (
     Retried,
     Straggler,
 )
+from kvtrace.splits import AFTER_REPLY
 from kvtrace.store import Store
 
 Row = dict[str, Any]

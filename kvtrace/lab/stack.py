@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,8 +17,9 @@ import httpx
 
 from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, UsageError
-from kvtrace.lab import model, pollers, ports, takedown
+from kvtrace.lab import logs, model, pollers, ports, takedown
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
+from kvtrace.lab.guard import Guard
 from kvtrace.lab.program import Program, Server
 from kvtrace.lab.progress import Progress
 from kvtrace.launch import VERIFY_VARIABLE
@@ -30,24 +30,6 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _SOCKET_PATH_MAX = 50  # vLLM's Unix sockets lie below the temporary folder and may have 107 letters in all
-# Lines of an engine's log, latest first, and what they tell of its start.
-_MILESTONES = (
-    ("Application startup complete", "answers its first health check"),
-    ("Registering KV_Caches", "starts its HTTP server"),
-    ("Initializing NIXL worker", "starts its NIXL agent"),
-    ("Starting to load model", "loads the model"),
-    ("Initializing a V1 LLM engine", "starts its worker"),
-    ("non-default args", "starts its engine core"),
-    ("", "imports vLLM"),
-)
-# What the end of a failed engine's log says, and what to do about it.
-_REMEDIES = (
-    ("Address already in use", "another server took a port meanwhile: start the lab again"),
-    ("unrecognized arguments", "vLLM does not know an argument: correct --engine-arg"),
-    ("Cannot allocate memory", "an engine needs about 3.3 GB: end other programs or start fewer engines"),
-    ("Supported range", "install a supported vLLM, or set KVTRACE_ALLOW_UNTESTED=1"),
-    ("No module named", "install what is missing: `kvtrace doctor` says how"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +83,7 @@ class Lab:
         self._progress = Progress(quiet=quiet)
         self._marker = secrets.token_hex(8)
         self._members = takedown.Members(self._marker)
-        self._guard: subprocess.Popen[str] | None = None
+        self._guard: Guard | None = None
         self.folder = Path()
         self.model_dir = Path()
 
@@ -118,7 +100,7 @@ class Lab:
         self.model_dir = model.build()
         self._make_folder()
         try:
-            self._start_guard()
+            self._guard = Guard(self._marker, self.folder)
             with self._progress:
                 self._start_engines()
                 pollers.calm(self.pids())
@@ -137,24 +119,6 @@ class Lab:
         if self.options.instrumented:
             self.spool = (self.spool or self.folder / "spool").absolute()
             self.spool.mkdir(parents=True, exist_ok=True)
-
-    def _start_guard(self) -> None:
-        """Start the process that takes everything down if this one is killed."""
-        self._guard = subprocess.Popen(  # noqa: S603 -- a file of this package
-            [sys.executable, "-I", "-S", takedown.__file__, self._marker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        self._tell_guard(f"folder {self.folder}")
-
-    def _tell_guard(self, line: str) -> None:
-        if self._guard is not None and self._guard.stdin is not None:
-            with suppress(OSError):
-                self._guard.stdin.write(line + "\n")
-                self._guard.stdin.flush()
 
     def _start_engines(self) -> None:
         for role, count in self._counts.items():
@@ -182,7 +146,7 @@ class Lab:
                 return True
         with suppress(OSError):
             log = engine.log.read_text(encoding="utf-8", errors="replace")
-            self._progress.show(engine.name, next(state for line, state in _MILESTONES if line in log))
+            self._progress.show(engine.name, logs.milestone(log))
         return False
 
     def _check(self, programs: list[Program], deadline_s: float) -> None:
@@ -200,7 +164,7 @@ class Lab:
         """Show the end of the program's log and return the error that says what to do."""
         tail = program.last_lines()
         self._progress.note(f"--- last lines of {program.log}\n{tail}\n---")
-        remedy = next((remedy for sign, remedy in _REMEDIES if sign in tail), "its log, shown above, says why")
+        remedy = logs.remedy(tail) or "its log, shown above, says why"
         return LabError(f"{program.name} {what}; {remedy} ({program.log} is kept)")
 
     def _start_router(self) -> None:
@@ -236,7 +200,8 @@ class Lab:
     def _launch(self, program: Program) -> None:
         program.start({takedown.MARKER: self._marker, "TMPDIR": str(self.folder / "tmp")})
         self._members.add(program.pid)
-        self._tell_guard(f"group {program.pid}")
+        if self._guard is not None:
+            self._guard.watch(program.pid)
 
     # While up -------------------------------------------------------------------------------------------------
 
@@ -304,10 +269,8 @@ class Lab:
         for program in running:
             if program.process is not None:
                 program.process.wait()
-        self._tell_guard("done")
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
-            self._guard.wait()
+        if self._guard is not None:
+            self._guard.dismiss()
             self._guard = None
         self._remove_folder(keep_logs=keep_logs)
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvtrace import stages
-from kvtrace.critical_path import JOIN_NS
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 from kvtrace.schema.walk.long import BACKWARDS
 from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
+from kvtrace.splits import JOIN_NS
 
 _PLAIN = ("", "handshake")
 

@@ -1,0 +1,53 @@
+"""What must hold of the reference walk for any trace at all, whatever is missing, doubled, shuffled or displaced."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.trace import MS, causes_ms, check_tiles, pull, push
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mode=st.sampled_from(["push", "pull"]),
+    jitter_ms=st.lists(st.floats(-40, 40, allow_nan=False), min_size=80, max_size=80),
+    dropped=st.sets(st.integers(0, 60), max_size=25),
+    doubled=st.sets(st.integers(0, 60), max_size=10),
+)
+def test_segments_tile_and_shares_sum_whatever_happens(
+    mode: str, jitter_ms: list[float], dropped: set[int], doubled: set[int]
+) -> None:
+    """Missing, doubled, shuffled, displaced events: the segments tile, the shares sum, the bracket holds."""
+    trace = push() if mode == "push" else pull()
+    events = [
+        event._replace(t_ns=event.t_ns + int(jitter * MS))
+        for event, jitter in zip(trace.events, jitter_ms, strict=False)
+    ]
+    trace.events = [event for index, event in enumerate(events) if index not in dropped]
+    trace.events += [event for index, event in enumerate(events) if index in doubled]
+    check_tiles(trace)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), shift_ms=st.integers(-(10**6), 10**6))
+def test_order_and_a_common_shift_change_nothing(seed: int, shift_ms: int) -> None:
+    """Events in any order, and all clocks moved together, give the same shares and causes."""
+    plain = push().answer()
+    trace = push()
+    random.Random(seed).shuffle(trace.events)
+    trace.events = [event._replace(t_ns=event.t_ns + shift_ms * MS) for event in trace.events]
+
+    assert causes_ms(trace.answer()) == causes_ms(plain)
+
+
+@settings(max_examples=60, deadline=None)
+@given(longer_ms=st.floats(0, 60))
+def test_hidden_work_may_grow_by_its_slack_and_no_more(longer_ms: float) -> None:
+    """Sent at 4, needed at 35: within that slack TTFT stays, beyond it TTFT grows by the excess."""
+    answer = push(4 + longer_ms).answer()
+
+    assert answer.ttft_ns == pytest.approx(60 * MS + max(0.0, longer_ms - 30) * MS, abs=2)
