@@ -40,10 +40,40 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
         events, beside = _load_recent(store, since_ns)
     requests = assemble.assemble(events, processes)
     around = _surroundings(events, beside, requests, processes)
+    from_ns = None if since_ns is None else since_ns - _LOOK_BACK_NS
+    if from_ns is not None:
+        requests = _begun_since(store, requests, from_ns)
     answers = [attribution.attribute(request, around) for request in requests]
-    changed_ns = write(store, answers, replace=since_ns is not None)
+    changed_ns = write(store, answers, replace_from_ns=from_ns)
     keeping.refresh(store, since_ns, changed_ns)
     return len(answers)
+
+
+def _begun_since(store: Store, requests: list[Request], from_ns: int) -> list[Request]:
+    """Return the requests of which everything has been loaded: of others, which are under way for long, only an end is.
+
+    Their stored answers stay. One that bears an old id anew is told by its arrival, after all that the old one did.
+    """
+    names = sorted({name for request in requests for name in _names(request)})
+    found = store.rows(_EARLIER_SQL, {"from": from_ns, "names": names})
+    ended_ns = {row["request_id"]: row["end_ns"] for row in found}
+
+    def is_whole(request: Request) -> bool:
+        known = [ended_ns[name] for name in _names(request) if name in ended_ns]
+        first = min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns)
+        return not known or (first.stage in _ARRIVALS and max(known) < from_ns)
+
+    return [request for request in requests if is_whole(request)]
+
+
+_ARRIVALS = frozenset((
+    stages.CLIENT_SENT.name, stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name,
+    stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name,
+))  # fmt: skip
+_EARLIER_SQL = """
+SELECT request_id, max(coalesce(end_ns, start_ns)) AS end_ns FROM request
+WHERE start_ns < $from AND request_id IN (SELECT unnest($names::VARCHAR[])) GROUP BY request_id
+"""
 
 
 def _surroundings(
@@ -114,9 +144,8 @@ WHERE {_WITHIN} AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
 """  # noqa: S608 -- the same
 
 
-def _names(answer: Attribution) -> set[str]:
+def _names(request: Request) -> set[str]:
     """Return every id under which a row for this request may stand."""
-    request = answer.request
     seen = {event.request for events in request.events.values() for event in events}
     return {request.request_id, request.base_id, *seen}
 
@@ -181,19 +210,20 @@ def _events(store: Store, sql: str, params: dict[str, Any]) -> list[Event]:
     return [Event(*values) for values in zip(*columns, strict=True)]
 
 
-def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set[int]:
-    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests.
+def write(store: Store, answers: Iterable[Attribution], *, replace_from_ns: int | None) -> set[int]:
+    """Write answers to the tables of `schema.ANSWERS`, in place of those for these requests that begin then or later.
 
+    None replaces none.
     Returns when the requests began whose answers are new or have gone, unix ns.
     """
     answers = list(answers)
     if not answers:
         return set()
     changed_ns = {answer.start_ns for answer in answers}
-    if replace:
+    if replace_from_ns is not None:
         # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
-        ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer)})})
-        changed_ns.update(store.forget_requests(ids))
+        ids = pa.table({"request_id": sorted({name for answer in answers for name in _names(answer.request)})})
+        changed_ns.update(store.forget_requests(ids, replace_from_ns))
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
     store.append(

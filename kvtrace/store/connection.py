@@ -153,14 +153,17 @@ class Store:
         """Return a request key that no stored request has."""
         return int(self.select("SELECT coalesce(max(request_key), 0) + 1 FROM request").values[0][0])
 
-    def forget_requests(self, request_ids: pa.Table) -> list[int]:
-        """Delete the answers for the requests whose ids stand in the column `request_id`; return when those began."""
-        ids = request_ids.column("request_id").to_pylist()
-        found = "SELECT start_ns FROM request WHERE request_id IN (SELECT unnest($ids))"
-        began_ns = [row[0] for row in self.select(found, {"ids": ids}).values if row[0] is not None]
-        keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"
+    def forget_requests(self, request_ids: pa.Table, from_ns: int = 0) -> list[int]:
+        """Delete the answers for the requests whose ids stand in the column `request_id`; return when those began.
+
+        What began before `from_ns` (unix ns) stays.
+        """
+        given = {"ids": request_ids.column("request_id").to_pylist(), "from": from_ns}
+        which = "FROM request WHERE request_id IN (SELECT unnest($ids)) AND coalesce(start_ns, $from) >= $from"
+        found = self.select(f"SELECT start_ns {which}", given)  # noqa: S608 -- names of ours
+        began_ns = [row[0] for row in found.values if row[0] is not None]
         for table in schema.ANSWERS:
-            self.execute(f"DELETE FROM {table} WHERE request_key IN ({keys})", {"ids": ids})  # noqa: S608 -- names of ours
+            self.execute(f"DELETE FROM {table} WHERE request_key IN (SELECT request_key {which})", given)  # noqa: S608 -- names of ours
         return began_ns
 
     # Publishing ---------------------------------------------------------------------------------------
