@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.25
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
+_OWED = "recorder.unanalyzed_from_ns"  # since when committed events have not been analysed; no such fact: none
 _FACTS_OF_PROCESSES = (
     *("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname"),
     *("profiles", "profiles.url", "profiles.application"),
@@ -147,12 +148,16 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            # What was committed after the last snapshot has perhaps not been analysed.
-            self._since_ns = int(known.get("recorder.published_ns", "0")) - RESUME_MARGIN_NS
+            # What was committed after the last snapshot has perhaps not been analysed; a backlog is older than that.
+            owed = [known[name] for name in ("recorder.published_ns", _OWED) if known.get(name, "").isdecimal()]
+            self._since_ns = max(0, min(map(int, owed), default=0) - RESUME_MARGIN_NS)
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
-        store.remember({**created, "python": platform.python_version(), **self.facts, **self._own_facts("recording")})
+        owing = {} if self._since_ns is None else {_OWED: str(self._since_ns)}
+        store.remember(
+            {**created, **owing, "python": platform.python_version(), **self.facts, **self._own_facts("recording")}
+        )
 
     # Following ----------------------------------------------------------------------------------------
 
@@ -231,16 +236,18 @@ class Recorder:
                 chunk.process.saw(chunk.oldest_ns, chunk.newest_ns)
         # Joined, since many small inserts cost more than one large one.
         events = pa.concat_tables(tables) if tables else None
+        oldest_ns = min((chunk.oldest_ns for chunk in chunks if chunk.rows), default=None)
         with store.transaction():
             if events is not None:
                 store.append("event", events)
             self._ledger.write(store, positions)
+            if oldest_ns is not None and (self._since_ns is None or oldest_ns < self._since_ns):
+                store.remember({_OWED: str(oldest_ns)})
         self._ledger.committed(positions)
         self._is_unpublished = True
         count: int = sum(table.num_rows for table in tables)
-        if count:
+        if oldest_ns is not None:
             newest_ns = max(chunk.newest_ns for chunk in chunks)
-            oldest_ns = min(chunk.oldest_ns for chunk in chunks if chunk.rows)
             self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - newest_ns) / 1e9)
         self.stats.events += count
@@ -277,6 +284,7 @@ class Recorder:
         try:
             with store.transaction():
                 self._analysis(store, since_ns)
+                store.execute("DELETE FROM run WHERE name = $owed", {"owed": _OWED})
         except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
             self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
         else:
