@@ -104,11 +104,9 @@ def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path) -> None:
 def test_a_request_of_a_quarter_of_an_hour_keeps_its_answer(tmp_path: Path, hand_off: Callable[..., Trace]) -> None:
     """Its end comes when its beginning is not looked for any more; another request goes on meanwhile."""
     long, other = hand_off(name="long").shifted(80, 900_000), hand_off(name="other").later(450_000)
+    stages, ends = {event.stage for event in long.events}, ("decode.finished", "router.done")
     with Store.open(tmp_path / "run.duckdb", "write") as store:
-        for portion in (
-            long.without("decode.finished", "router.done"), other,
-            *(long.without(*{event.stage for event in long.events} - {end}) for end in ("decode.finished", "router.done")),
-        ):  # fmt: skip
+        for portion in (long.without(*ends), other, *(long.without(*stages - {end}) for end in ends)):
             fill(store, portion)
             analyze(store, min(event.t_ns for event in portion.events))
 

@@ -160,7 +160,7 @@ class Store:
         """
         given = {"ids": request_ids.column("request_id").to_pylist(), "from": from_ns}
         which = "FROM request WHERE request_id IN (SELECT unnest($ids)) AND coalesce(start_ns, $from) >= $from"
-        found = self.select(f"SELECT start_ns {which}", given)  # noqa: S608 -- names of ours
+        found = self.select(f"SELECT start_ns {which}", given)
         began_ns = [row[0] for row in found.values if row[0] is not None]
         for table in schema.ANSWERS:
             self.execute(f"DELETE FROM {table} WHERE request_key IN (SELECT request_key {which})", given)  # noqa: S608 -- names of ours
@@ -176,13 +176,13 @@ class Store:
         """
         if self._descriptor is None:
             raise StoreError(f"{self.path} is open for reading only and cannot be published")
-        publication = self._publications.get(target)
-        if publication is None:
-            publication = self._publications[target] = Publication(target)
-        if not whole and not publication.is_cheap:
-            return None
-        self.execute("CHECKPOINT")
         try:
+            publication = self._publications.get(target)
+            if publication is None:
+                publication = self._publications[target] = Publication(target)
+            if not whole and not publication.is_cheap:
+                return None
+            self.execute("CHECKPOINT")
             return publication.put(self._descriptor)
         except OSError as error:
             raise StoreError(f"{target} could not be published: {error.strerror}; the recording goes on") from error
@@ -200,7 +200,9 @@ class Store:
         except OSError as error:
             message = f"{target} could not be put in place: {error.strerror}; the whole recording is in {self.path}"
             raise StoreError(message) from error
-        for publication in {target: Publication(target), **self._publications}.values():
+        with contextlib.suppress(OSError):  # what cannot be cleared away keeps no recording from being whole
+            self._publications.setdefault(target, Publication(target))
+        for publication in self._publications.values():
             publication.end()
 
 

@@ -110,7 +110,8 @@ class Publication:
     def end(self) -> None:
         """Let go of what is beside the target."""
         for suffix in (SPARE_SUFFIX, PUBLISHING_SUFFIX):
-            beside(self.target, suffix).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                beside(self.target, suffix).unlink(missing_ok=True)
 
 
 class _File:
@@ -159,7 +160,7 @@ def _lease(descriptor: int) -> bool:
 
 
 def copy_changed(source: int, target: int, doubtful: Container[int] = ()) -> list[int]:
-    """Make the DuckDB file behind `target` that behind `source` and durable; return the numbers of blocks that differed.
+    """Make the DuckDB file behind `target` that behind `source` and durable; return the numbers of the blocks changed.
 
     Blocks are told apart by their checksums, `doubtful` ones by all that is in them.
     """
