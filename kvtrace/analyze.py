@@ -37,10 +37,40 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
         events, beside = _load_recent(store, since_ns)
     requests = assemble.assemble(events, processes)
     around = _surroundings(events, beside, requests, processes)
+    from_ns = None if since_ns is None else since_ns - _LOOK_BACK_NS
+    if from_ns is not None:
+        requests = _begun_since(store, requests, from_ns)
     found = [attribution.attribute(request, around) for request in requests]
-    changed_ns = answers.write(store, found, replace=since_ns is not None)
+    changed_ns = answers.write(store, found, replace_from_ns=from_ns)
     keeping.refresh(store, since_ns, changed_ns)
     return len(found)
+
+
+def _begun_since(store: Store, requests: list[Request], from_ns: int) -> list[Request]:
+    """Return the requests of which everything has been loaded: of others, which are under way for long, only an end is.
+
+    Their stored answers stay. One that bears an old id anew is told by its arrival, after all that the old one did.
+    """
+    names = sorted({name for request in requests for name in answers.names(request)})
+    found = store.rows(_EARLIER_SQL, {"from": from_ns, "names": names})
+    ended_ns = {row["request_id"]: row["end_ns"] for row in found}
+
+    def is_whole(request: Request) -> bool:
+        known = [ended_ns[name] for name in answers.names(request) if name in ended_ns]
+        first = min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns)
+        return not known or (first.stage in _ARRIVALS and max(known) < from_ns)
+
+    return [request for request in requests if is_whole(request)]
+
+
+_ARRIVALS = frozenset((
+    stages.CLIENT_SENT.name, stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name,
+    stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name,
+))  # fmt: skip
+_EARLIER_SQL = """
+SELECT request_id, max(coalesce(end_ns, start_ns)) AS end_ns FROM request
+WHERE start_ns < $from AND request_id IN (SELECT unnest($names::VARCHAR[])) GROUP BY request_id
+"""
 
 
 def _surroundings(

@@ -7,22 +7,30 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvtrace import stages
-from kvtrace.model import Attribution
+from kvtrace.model import Attribution, Request
 from kvtrace.store import Store
 
 
-def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set[int]:
-    """Write answers to the tables of `schema.ANSWERS`; with `replace`, in place of earlier ones for these requests.
+def names(request: Request) -> set[str]:
+    """Return every id under which a row for this request may stand."""
+    seen = {event.request for events in request.events.values() for event in events}
+    return {request.request_id, request.base_id, *seen}
 
+
+def write(store: Store, answers: Iterable[Attribution], *, replace_from_ns: int | None) -> set[int]:
+    """Write answers to the tables of `schema.ANSWERS`, in place of those for these requests that begin then or later.
+
+    None replaces none.
     Returns when the requests began whose answers are new or have gone, unix ns.
     """
     answers = list(answers)
     if not answers:
         return set()
     changed_ns = {answer.start_ns for answer in answers}
-    if replace:
+    if replace_from_ns is not None:
         # A row bears the id of its legs until their front end is seen, and that of its front end from then on.
-        changed_ns.update(store.forget_requests(sorted({name for answer in answers for name in _names(answer)})))
+        ids = sorted({name for answer in answers for name in names(answer.request)})
+        changed_ns.update(store.forget_requests(ids, replace_from_ns))
     first_key = store.next_request_key()
     keyed = list(enumerate(answers, start=first_key))
     for table, rows in (
@@ -35,13 +43,6 @@ def write(store: Store, answers: Iterable[Attribution], *, replace: bool) -> set
     ):
         store.append_rows(table, rows)
     return changed_ns
-
-
-def _names(answer: Attribution) -> set[str]:
-    """Return every id under which a row for this request may stand."""
-    request = answer.request
-    seen = {event.request for events in request.events.values() for event in events}
-    return {request.request_id, request.base_id, *seen}
 
 
 def _request_row(key: int, answer: Attribution) -> dict[str, Any]:

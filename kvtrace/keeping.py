@@ -77,11 +77,12 @@ def _place(store: Store) -> list[int]:
         return []
     store.execute("DELETE FROM place")
     store.execute("INSERT INTO place SELECT process, core, engine FROM engine_process")
-    moved = [row for process, row in before.items() if process in now and now[process] != row]
     firsts = {row["process"]: row["first_ns"] for row in store.rows("SELECT process, first_ns FROM process")}
+    # Of a process without events nothing is kept; engines that start say what they are little by little.
+    moved = [row for process, row in before.items() if firsts.get(process) is not None and now[process] != row]
     since = []
     for row in moved:
-        first_ns = firsts[row["process"]] or 0
+        first_ns = firsts[row["process"]]
         known = {"first": first_ns, "engine": row["engine"], "core": row["core"]}
         store.execute("DELETE FROM leg WHERE engine = $engine AND first_ns >= $first", _without(known, "core"))
         store.execute(

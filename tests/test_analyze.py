@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from kvtrace.analyze import analyze
 from kvtrace.model import Event
@@ -12,6 +13,7 @@ from kvtrace.store import Store
 from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _FACTS = {
@@ -96,6 +98,32 @@ def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path) -> None:
         analyze(once)
 
         assert _answers(parts) == _answers(once)
+
+
+@pytest.mark.parametrize("hand_off", [push, pull])
+def test_a_request_of_a_quarter_of_an_hour_keeps_its_answer(tmp_path: Path, hand_off: Callable[..., Trace]) -> None:
+    """Its end comes when its beginning is not looked for any more; another request goes on meanwhile."""
+    long, other = hand_off(name="long").shifted(80, 900_000), hand_off(name="other").later(450_000)
+    stages, ends = {event.stage for event in long.events}, ("decode.finished", "router.done")
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        for portion in (long.without(*ends), other, *(long.without(*stages - {end}) for end in ends)):
+            fill(store, portion)
+            analyze(store, min(event.t_ns for event in portion.events))
+
+        told = [(row["request_id"], row["verdict"], row["ttft_ns"]) for row in store.rows("FROM request ORDER BY ALL")]
+        assert told == [("long", "complete", 60 * MS), ("other", "complete", 60 * MS)]
+
+
+def test_an_id_that_comes_again_later_leaves_the_earlier_answer(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        for portion in (push(name="a"), push(name="a").later(1_200_000)):
+            fill(store, portion)
+            for end in (20, len(portion.events)):
+                analyze(store, min(event.t_ns for event in portion.events[end - 20 : end]))
+
+        told = store.rows("SELECT start_ns, request_id, verdict, ttft_ns FROM request ORDER BY start_ns")
+        assert [row["start_ns"] - START_NS for row in told] == [0, 1_200_000 * MS]
+        assert {(row["request_id"], row["verdict"], row["ttft_ns"]) for row in told} == {("a", "complete", 60 * MS)}
 
 
 def test_an_empty_store_has_no_answers(tmp_path: Path) -> None:

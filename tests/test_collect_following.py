@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.collect import Recorder
-from kvtrace.store import working_path
+from kvtrace import analyze, stages
+from kvtrace.collect import Recorder, recorder
+from kvtrace.store import Store, working_path
 from tests import spooled
 from tests.recordings import ROOT, STEP, numbers, record_once, until, write
 
@@ -111,6 +112,27 @@ for i in range({total}):
     assert kills >= 3
     assert numbers(output) == list(range(total))
     assert [path.name for path in output.parent.iterdir() if path.is_file()] == [output.name]
+
+
+def test_a_backlog_that_was_not_analysed_before_a_crash_is_later(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events are older than any snapshot; the recorder dies twice before it comes to them."""
+    monkeypatch.setattr(analyze, "WHOLE_ANALYSIS_EVENTS", 0)
+    monkeypatch.setattr(recorder, "RESUME_MARGIN_NS", 0)
+    spooled.run(f"tracer.emit({stages.DECODE_ENQUEUED.code}, 'cmpl-a-0-bbbbbbbb', 5)", spool)
+    for _ in range(2):
+        dying = Recorder(output, [spool], {})
+        dying._open()
+        assert dying._store is not None
+        dying._pass(dying._store)
+        dying._folders.close()
+        dying._store.close()
+    record_once(output, spool)
+
+    with Store.open(output) as store:
+        assert [row["request_id"] for row in store.rows("FROM request")] == ["a"]
+        assert store.rows("FROM run WHERE name LIKE '%unanalyzed%'") == []
 
 
 def test_resuming_also_reads_the_folders_of_the_recording_that_was_killed(spool: Path, output: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ from kvtrace import emit
 from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store
-from tests.recordings import STEP, numbers, record_once, until, write
+from tests.recordings import ROOT, STEP, numbers, record_once, until, write
 
 if TYPE_CHECKING:
     from kvtrace.store.publication import Extent
@@ -39,6 +41,40 @@ def test_a_finished_store_is_not_overwritten(spool: Path, output: Path) -> None:
     assert output.read_bytes() == before
     record_once(output, spool, force=True)
     assert numbers(output) == list(range(10, 20))
+
+
+def test_a_store_that_another_recorder_writes_is_not_discarded(spool: Path, output: Path) -> None:
+    write(spool, 0, 10)
+    script = """
+import sys
+from pathlib import Path
+from kvtrace.collect import Recorder
+with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(output), str(spool)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    other.stdout.readline()
+    with pytest.raises(StoreError, match="is being recorded by another process"):
+        record_once(output, spool.with_name("none"), force=True)
+    other.communicate(timeout=60)
+
+    assert other.returncode == 0
+    assert numbers(output) == list(range(10))
+
+
+def test_a_copy_that_cannot_be_put_in_place_costs_the_recording_nothing(spool: Path, output: Path) -> None:
+    write(spool, 0, 10)
+    copy = output.with_name("copy.duckdb")
+    copy.with_name("copy.duckdb.spare").mkdir()  # in the way of what is kept beside the copy
+    recorder = record_once(output, spool, copies=[copy])
+
+    assert numbers(output) == list(range(10))
+    assert recorder.stats.removed_files
+    assert any("copy.duckdb" in message for message in recorder.stats.skipped)
 
 
 def test_a_foreign_file_is_not_overwritten(spool: Path, output: Path) -> None:

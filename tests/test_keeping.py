@@ -69,6 +69,23 @@ def test_a_process_whose_core_shows_up_later_moves_to_it(tmp_path: Path) -> None
         assert [(row["process"], row["engine"]) for row in store.rows("FROM step")] == [(1, "P")]
 
 
+def test_a_process_that_says_what_it_is_before_it_emits_costs_nothing(tmp_path: Path) -> None:
+    """An engine that starts beside a long recording: what was kept before stays as it is, not worked out again."""
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        store.append("process", processes(SMALL))
+        store.append("event", pa.concat_tables(batches(SMALL)))
+        append_process(store, 900, pid=10, started_ns=1, kind="core")
+        keeping.refresh(store)
+        store.execute("DELETE FROM notable")
+        last_ns = store.select("SELECT max(t_ns) FROM event").values[0][0]
+        store.execute("DELETE FROM process WHERE process = 900")
+        append_process(store, 900, pid=10, started_ns=1, kind="core", engine_id="N")
+        keeping.refresh(store, last_ns)
+
+        assert store.rows("SELECT engine FROM place WHERE process = 900") == [{"engine": "N"}]
+        assert not rows(store, "notable")
+
+
 def spread(path: Path) -> None:
     """Write requests of an hour and more, with times that differ, counted window by window as a recorder does."""
     rng = np.random.default_rng(5)

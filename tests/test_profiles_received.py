@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from pathlib import Path
 
 import httpx
@@ -72,3 +74,18 @@ def test_past_its_budget_a_folder_takes_no_more(tmp_path: Path) -> None:
 
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 400
     assert keeper.kept == len(folder.files(tmp_path)) == 2
+
+
+def test_a_full_disk_leaves_no_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), len(data))
+
+    keeper = folder.Keeper(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            keeper.keep(push([(("f",), {}, 1)]))
+
+    assert list(tmp_path.iterdir()) == []
+    assert keeper.kept == 0

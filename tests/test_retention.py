@@ -9,16 +9,24 @@ import pyarrow as pa
 import pytest
 
 from kvtrace import cli, keeping, queries, schema
+from kvtrace.analyze import analyze
 from kvtrace.cli import bounds
 from kvtrace.collect.retention import LEAST_NS, Retention
 from kvtrace.errors import UsageError
 from kvtrace.schema.keeping import FINE_NS
 from kvtrace.store import Store
+from kvtrace.store.retention import forget_before
 from tests.sample_store import MS, PUSH_HIDDEN, PUSH_PATH, START_NS, Sample
+from tests.test_analyze import fill
+from tests.test_keeping import rows
 from tests.test_schema import append_process
+from tests.trace import ns, pull, push
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.trace import Trace
 
 HOURS = 3
 EVERY_S = 20
@@ -104,6 +112,26 @@ def test_what_is_under_way_is_kept_however_large_it_is(path: Path) -> None:
         assert oldest < time.time_ns() - LEAST_NS + 2 * EVERY_S * 10**9
 
 
+@pytest.mark.parametrize("hand_off", [push, pull])
+@pytest.mark.parametrize("after_ms", [20, 34, 50, 75])
+def test_half_a_request_is_not_left(tmp_path: Path, hand_off: Callable[..., Trace], after_ms: int) -> None:
+    """The bound lies within one hand-off; what is left, worked out anew, is what it was."""
+    before_ns = ns(600_000) // FINE_NS * FINE_NS
+    offset_ms = (before_ns - ns(0)) / MS - after_ms
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        for number, by_ms in enumerate((offset_ms - 300, offset_ms, offset_ms + 300)):
+            fill(store, hand_off(name=f"r{number}").later(by_ms, 100 * number))
+        analyze(store)
+        assert forget_before(store, before_ns) == 2
+        kept = {table: rows(store, table) for table in ("leg", "transfer", "notable", "occurrence")}
+        analyze(store)
+
+        assert [(row["request_id"], row["verdict"]) for row in store.rows("FROM request")] == [("r2", "complete")]
+        assert {table: [row for row in rows(store, table) if 0 not in row[3:]] for table in kept} == {
+            table: [row for row in found if 0 not in row[3:]] for table, found in kept.items()
+        }
+
+
 def test_bounds_are_read_and_nonsense_is_named() -> None:
     found = bounds.retention("1.5h", "20GB")
 
@@ -121,6 +149,7 @@ def test_record_refuses_a_bound_or_a_copy_that_makes_no_sense(
     base = ["record", "-o", str(tmp_path / "run.duckdb"), "--once", "--spool", str(tmp_path)]
     for options in (
         ["--retain-age", "soon"], ["--grafana-copy", str(tmp_path / "run.duckdb")], ["--grafana-copy", str(foreign)],
+        ["--grafana-copy", str(tmp_path / "run.duckdb.working")], ["--grafana-copy", str(tmp_path)],
         ["--grafana-copy", str(tmp_path / "no" / "copy.duckdb")],
     ):  # fmt: skip
         assert cli.main([*base, *options]) == 2

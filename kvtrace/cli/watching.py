@@ -137,12 +137,14 @@ class Watch:
 
 def _check_copy(copy: Path, output: Path) -> None:
     """Raise UsageError unless snapshots can be put there beside those of the output."""
-    from kvtrace.store.files import is_duckdb
+    from kvtrace.store.files import is_duckdb, is_of
 
-    if copy.resolve() == output.resolve():
+    if is_of(output.resolve(), copy.resolve()):
         raise UsageError(
             f"--grafana-copy {copy} is the store itself; name another file, in the folder that Grafana sees"
         )
+    if copy.is_dir():
+        raise UsageError(f"--grafana-copy {copy} is a folder; name a file in it")
     if not copy.parent.is_dir():
         raise UsageError(f"--grafana-copy {copy}: the folder {copy.parent} does not exist; make it first")
     if copy.exists() and not is_duckdb(copy):

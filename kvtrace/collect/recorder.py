@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kvtrace import analyze
 from kvtrace.collect.follow import Chunk, Folders, grouped
-from kvtrace.collect.ledger import FileKey, Ledger, Position
+from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
 from kvtrace.collect.observing import Audience
 from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
@@ -147,12 +147,13 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            # What was committed after the last snapshot has perhaps not been analysed.
-            self._since_ns = int(known.get("recorder.published_ns", "0")) - RESUME_MARGIN_NS
+            self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
-        store.remember({**created, "python": platform.python_version(), **self.facts, **self._own_facts("recording")})
+        owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
+        made_by = {**created, **owing, "python": platform.python_version()}
+        store.remember({**made_by, **self.facts, **self._own_facts("recording")})
 
     # Following ----------------------------------------------------------------------------------------
 
@@ -231,18 +232,19 @@ class Recorder:
                 chunk.process.saw(chunk.oldest_ns, chunk.newest_ns)
         # Joined, since many small inserts cost more than one large one.
         events = pa.concat_tables(tables) if tables else None
+        oldest_ns = min((chunk.oldest_ns for chunk in chunks if chunk.rows), default=None)
         with store.transaction():
             if events is not None:
                 store.append("event", events)
             self._ledger.write(store, positions)
+            if oldest_ns is not None and (self._since_ns is None or oldest_ns < self._since_ns):
+                store.remember({OWED: str(oldest_ns)})
         self._ledger.committed(positions)
         self._is_unpublished = True
         count: int = sum(table.num_rows for table in tables)
-        if count:
-            newest_ns = max(chunk.newest_ns for chunk in chunks)
-            oldest_ns = min(chunk.oldest_ns for chunk in chunks if chunk.rows)
+        if oldest_ns is not None:
             self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
-            self.stats.lag_s = max(0.0, (time.time_ns() - newest_ns) / 1e9)
+            self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
         self.stats.events += count
         self.stats.lost = self._ledger.lost_records()
         self.stats.processes = len(self._ledger.processes)
@@ -277,6 +279,7 @@ class Recorder:
         try:
             with store.transaction():
                 self._analysis(store, since_ns)
+                store.execute("DELETE FROM run WHERE name = $owed", {"owed": OWED})
         except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
             self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -72,13 +73,18 @@ class Keeper:
         data = pprof.packed(profile)
         if self._budget_bytes < len(data):
             raise OSError(f"{self.folder} has taken {BUDGET_BYTES >> 30} GiB of profiles, which is its limit")
-        self._budget_bytes -= len(data)
         who = "-".join(_word(labels.get(name, "")) for name in ("role", "process"))
         begin_ns, end_ns = profile.time_nanos, profile.time_nanos + profile.duration_nanos
         name = f"{who}.{max(begin_ns, 0)}-{max(end_ns, 0)}.{os.getpid()}.{next(self._numbers)}{SUFFIX}"
         unfinished = self.folder / f".{name}"
-        unfinished.write_bytes(data)
-        unfinished.replace(self.folder / name)
+        try:
+            unfinished.write_bytes(data)
+            unfinished.replace(self.folder / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)  # a full disk would get one with every push
+            raise
+        self._budget_bytes -= len(data)
         self.kept += 1
 
 

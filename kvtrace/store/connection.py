@@ -162,14 +162,17 @@ class Store:
         """Return a request key that no stored request has."""
         return int(self.select("SELECT coalesce(max(request_key), 0) + 1 FROM request").values[0][0])
 
-    def forget_requests(self, request_ids: Iterable[str]) -> list[int]:
-        """Delete the answers for the requests of these ids; return when those began, unix ns."""
-        ids = list(request_ids)
-        found = "SELECT start_ns FROM request WHERE request_id IN (SELECT unnest($ids))"
-        began_ns = [row[0] for row in self.select(found, {"ids": ids}).values if row[0] is not None]
-        keys = "SELECT request_key FROM request WHERE request_id IN (SELECT unnest($ids))"
+    def forget_requests(self, request_ids: Iterable[str], from_ns: int = 0) -> list[int]:
+        """Delete the answers for the requests of these ids; return when those began, unix ns.
+
+        What began before `from_ns` (unix ns) stays.
+        """
+        given = {"ids": list(request_ids), "from": from_ns}
+        which = "FROM request WHERE request_id IN (SELECT unnest($ids)) AND coalesce(start_ns, $from) >= $from"
+        found = self.select(f"SELECT start_ns {which}", given)
+        began_ns = [row[0] for row in found.values if row[0] is not None]
         for table in schema.ANSWERS:
-            self.execute(f"DELETE FROM {table} WHERE request_key IN ({keys})", {"ids": ids})  # noqa: S608 -- names of ours
+            self.execute(f"DELETE FROM {table} WHERE request_key IN (SELECT request_key {which})", given)  # noqa: S608 -- names of ours
         return began_ns
 
     # Publishing ---------------------------------------------------------------------------------------
@@ -182,13 +185,13 @@ class Store:
         """
         if self._descriptor is None:
             raise StoreError(f"{self.path} is open for reading only and cannot be published")
-        publication = self._publications.get(target)
-        if publication is None:
-            publication = self._publications[target] = Publication(target)
-        if not whole and not publication.is_cheap:
-            return None
-        self.execute("CHECKPOINT")
         try:
+            publication = self._publications.get(target)
+            if publication is None:
+                publication = self._publications[target] = Publication(target)
+            if not whole and not publication.is_cheap:
+                return None
+            self.execute("CHECKPOINT")
             return publication.put(self._descriptor)
         except OSError as error:
             raise StoreError(f"{target} could not be published: {error.strerror}; the recording goes on") from error
@@ -206,7 +209,9 @@ class Store:
         except OSError as error:
             message = f"{target} could not be put in place: {error.strerror}; the whole recording is in {self.path}"
             raise StoreError(message) from error
-        for publication in {target: Publication(target), **self._publications}.values():
+        with contextlib.suppress(OSError):  # what cannot be cleared away keeps no recording from being whole
+            self._publications.setdefault(target, Publication(target))
+        for publication in self._publications.values():
             publication.end()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ PUBLISHING_SUFFIX = ".publishing"
 SPARE_SUFFIX = ".spare"
 CREATING_SUFFIX = ".new"
 WAL_SUFFIX = ".wal"
+_SUFFIXES = ("", WAL_SUFFIX, PUBLISHING_SUFFIX, SPARE_SUFFIX, CREATING_SUFFIX)
 
 _COPY_STEP_BYTES = 8 * 1024 * 1024
 
@@ -46,10 +48,33 @@ def working_path(published: Path) -> Path:
 
 
 def discard(published: Path) -> None:
-    """Delete a store, its working file and what either left behind."""
+    """Delete a store, its working file and what either left behind; raise StoreError if another recorder is at it."""
+    if _is_locked(working_path(published)):
+        raise StoreError(f"{published} is being recorded by another process: stop that first, or name another output")
     for base in (published, working_path(published)):
-        for suffix in ("", WAL_SUFFIX, PUBLISHING_SUFFIX, SPARE_SUFFIX, CREATING_SUFFIX):
+        for suffix in _SUFFIXES:
             beside(base, suffix).unlink(missing_ok=True)
+
+
+def is_of(published: Path, other: Path) -> bool:
+    """Return True if the other path is that of a store or of one of the files that a recorder keeps beside it."""
+    bases = (published, working_path(published))
+    return any(beside(base, suffix) == other for base in bases for suffix in _SUFFIXES)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if another process has the file open in DuckDB, for writing."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def copy_through(descriptor: int, target: Path) -> None:

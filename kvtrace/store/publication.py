@@ -19,6 +19,7 @@ from kvtrace.errors import StoreError
 from kvtrace.store.files import PUBLISHING_SUFFIX, SPARE_SUFFIX, beside, copy_through, put_in_place
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
 
 Extent = Literal["whole", "changed"]
@@ -27,6 +28,11 @@ Extent = Literal["whole", "changed"]
 _HEADERS_BYTES = 3 * 4096  # DuckDB's own: one of the file, two of which the newer counts
 _BLOCK_BYTES = 262_144
 _CHECKSUM_BYTES = 8  # with which every block begins; DuckDB writes whole blocks only
+# DuckDB's checksum does not tell the order of a block's words, so that two that change places leave it as it was. Where
+# that may happen, blocks are compared byte by byte: those that have changed lately, which are written over and over
+# again, and of the others so many at a time.
+_LATELY = 256
+_IN_TURN = 128
 
 
 class Publication:
@@ -36,6 +42,8 @@ class Publication:
         self.target = target
         self._spare = beside(target, SPARE_SUFFIX)
         self._own: int | None = None  # the inode that was put in place last
+        self._number = 0
+        self._changed: dict[int, int] = {}  # by block, in which of the last publications it was found to have changed
         self._spare.unlink(missing_ok=True)  # of a process that was killed: perhaps torn
 
     @property
@@ -56,7 +64,8 @@ class Publication:
                 copy_through(descriptor, arriving)
             else:
                 with contextlib.closing(spare):
-                    copy_changed(descriptor, spare.fileno())
+                    changed = copy_changed(descriptor, spare.fileno(), self._doubtful(descriptor))
+                self._changed.update(dict.fromkeys(changed, self._number))
                 self._spare.replace(arriving)
             inode = arriving.stat().st_ino
             self._keep_present_one()
@@ -68,6 +77,15 @@ class Publication:
             raise
         self._own = inode
         return "whole" if spare is None else "changed"
+
+    def _doubtful(self, descriptor: int) -> set[int]:
+        """Return which blocks are to be compared byte by byte this time."""
+        self._number += 1
+        oldest = self._number - _LATELY
+        self._changed = {block: number for block, number in self._changed.items() if number > oldest}
+        blocks = os.fstat(descriptor).st_size // _BLOCK_BYTES + 1
+        turn = self._number * _IN_TURN
+        return {*self._changed, *(block % blocks for block in range(turn, turn + _IN_TURN))}
 
     def _take_spare(self) -> _File | None:
         """Return the snapshot before the last one, open for writing, if nobody else has it open or bears it a name."""
@@ -92,7 +110,8 @@ class Publication:
     def end(self) -> None:
         """Let go of what is beside the target."""
         for suffix in (SPARE_SUFFIX, PUBLISHING_SUFFIX):
-            beside(self.target, suffix).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                beside(self.target, suffix).unlink(missing_ok=True)
 
 
 class _File:
@@ -140,15 +159,19 @@ def _lease(descriptor: int) -> bool:
     return True
 
 
-def copy_changed(source: int, target: int) -> int:
-    """Make the DuckDB file behind `target` that behind `source` and durable; return how many blocks differed."""
+def copy_changed(source: int, target: int, doubtful: Container[int] = ()) -> list[int]:
+    """Make the DuckDB file behind `target` that behind `source` and durable; return the numbers of the blocks changed.
+
+    Blocks are told apart by their checksums, `doubtful` ones by all that is in them.
+    """
     size, there = os.fstat(source).st_size, os.fstat(target).st_size
-    changed = 0
-    for at in range(_HEADERS_BYTES, size, _BLOCK_BYTES):
-        before = os.pread(target, _CHECKSUM_BYTES, at) if at + _BLOCK_BYTES <= there else b""
-        if before != os.pread(source, _CHECKSUM_BYTES, at):
+    changed = []
+    for block, at in enumerate(range(_HEADERS_BYTES, size, _BLOCK_BYTES)):
+        compared = _BLOCK_BYTES if block in doubtful else _CHECKSUM_BYTES
+        before = os.pread(target, compared, at) if at + _BLOCK_BYTES <= there else b""
+        if before != os.pread(source, compared, at):
             _copy_range(source, target, at, min(_BLOCK_BYTES, size - at))
-            changed += 1
+            changed.append(block)
     os.ftruncate(target, size)
     _copy_range(source, target, 0, min(_HEADERS_BYTES, size))
     os.fsync(target)
