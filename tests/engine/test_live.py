@@ -111,21 +111,21 @@ def observe(lab: Lab, lab_spool: Path, folder: Path) -> Observed:
         panels = readers.enter_context(reading(sys.executable, "store", store, **given))
         plug_in = readers.enter_context(reading(tools.old_duckdb_python(), "copy", copy, **given))
         address = stack.enter_context(prometheus(folder, metrics_port(store), scrapes=1))
-        programs.wait_until(lambda: over(address) > 0, SEEN_S, "a request is over")
-        explained = readers.enter_context(explaining(store))
         began = spent(address)
         with looking(store) as ages_s:
+            programs.wait_until(lambda: over(address) > 0, SEEN_S, "a request is over")
+            explained = readers.enter_context(explaining(store))
             emitted.wait(SECONDS + SEEN_S)
+        ended = spent(address)
         records = load.result(timeout=SEEN_S).records
         assert [record.error for record in records if record.error] == []
-        ended = spent(address)
+        sent = emitted.request_ids | {record.client_request_id for record in records}
+        programs.wait_until(lambda: over(address) >= len(sent), SEEN_S, "Prometheus has counted everything")
         p, d = (engine.engine_id for engine in lab.engines)
         answers = {"all": live_answers(address), "the lab": live_answers(address, prefill=p, decode=d)}
-        sent = emitted.request_ids | {record.client_request_id for record in records}
         for reader in (panels, plug_in):
             programs.wait_until(lambda one=reader: one.has_seen(len(sent)), SEEN_S, "a reader sees everything")
         programs.wait_until(lambda: explained.has_seen(sent), SEEN_S, "explain shows everything")
-        programs.wait_until(lambda: over(address) >= len(sent), SEEN_S, "Prometheus has counted everything")
         series, labels = count_series(address), label_values(address, ALL_SERIES)
         readers.callback(lambda: [reader.process.terminate() for reader in (panels, plug_in)])
     readings = {"explain": explained.lines, "panels": panels.lines, "copy": plug_in.lines}
@@ -169,7 +169,11 @@ def live_answers(address: str, **chosen: str) -> dict[str, list[dict[str, Any]]]
     expressions = {t["expr"] for panel in LIVE["panels"] for t in panel.get("targets", ())}
     return {
         one: samples(
-            address, promql(LIVE, one, RATE_INTERVAL_S, round(SECONDS), **chosen), start=end_s - 10, end=end_s, step=1
+            address,
+            promql(LIVE, one, RATE_INTERVAL_S, round(SECONDS), **chosen),
+            start=end_s - RATE_INTERVAL_S,
+            end=end_s,
+            step=1,
         )
         for one in sorted(expressions)
     }
