@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvtrace.collect import Recorder
-from kvtrace.collect.publishing import Pace
-from kvtrace.store import Store, working_path
+from kvtrace.store import working_path
 from tests import spooled
 
 if TYPE_CHECKING:
@@ -46,39 +44,6 @@ def test_folders_and_processes_may_come_later(spool: Path, output: Path) -> None
         until(lambda: output.exists() and numbers(output) == list(range(20)))  # published while recording
 
     assert numbers(output) == list(range(20))
-
-
-def test_events_do_not_wait_for_the_end_of_a_long_analysis(
-    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the analysis is expected to take long, what has come is published before it begins."""
-    monkeypatch.setattr(Pace, "pays_for", lambda *_: True)
-    running, may_end = threading.Event(), threading.Event()
-
-    def analysis(store: Store, _since_ns: int | None) -> int:
-        if store.select("SELECT max(a) FROM event WHERE stage = 'step.started'").values == [(19,)]:
-            running.set()
-            may_end.wait(60)
-        return 0
-
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1, analysis=analysis)
-    with recorder:
-        recorder.start()
-        write(spool, 0, 10)
-        write(spool, 10, 10)
-        assert running.wait(60)
-        before = numbers(output), run_facts(output)
-        may_end.set()
-
-    assert before[0] == list(range(20))
-    # A recorder that is killed now would have to work out from here on what the snapshot holds.
-    assert 0 < int(before[1]["recorder.unanalyzed_ns"]) <= int(before[1]["recorder.published_ns"])
-    assert run_facts(output)["recorder.unanalyzed_ns"] == ""
-
-
-def run_facts(output: Path) -> dict[str, str]:
-    with Store.open(output) as store:
-        return {row["name"]: row["value"] for row in store.rows("SELECT name, value FROM run")}
 
 
 def test_a_killed_writers_events_are_all_there(spool: Path, output: Path) -> None:

@@ -97,11 +97,3 @@ def test_what_must_be_published_is(clock: Clock, tmp_path: Path) -> None:
     assert pace.publish(cast("Store", store))
     assert not pace.publish(cast("Store", store))
     assert pace.publish(cast("Store", store), at_any_cost=True)
-
-
-def test_one_more_publication_is_paid_for_by_the_time_until_the_next(clock: Clock, tmp_path: Path) -> None:
-    """Not while little is waited for, nor where publishing itself takes a tenth of the wait."""
-    pace = Pace(tmp_path / "run.duckdb", 2.0)
-    pace.publish(cast("Store", Copied(clock, 0.3, 0.3)))
-
-    assert [pace.pays_for(seconds) for seconds in (0.9, 2.0, 2.6, 2.8, 30.0)] == [False, False, False, True, True]

@@ -32,10 +32,6 @@ class Pace:
         """Whether it is time to publish."""
         return time.monotonic() >= self._next_s
 
-    def pays_for(self, seconds: float) -> bool:
-        """Return whether one more publication within so much time is worth it, and stays within the share."""
-        return seconds >= max(self._interval_s / 2, self.cost_s * (1 / SHARE - 1))
-
     def publish(self, store: Store, *, at_any_cost: bool = False) -> bool:
         """Publish; return False if that has to wait, since somebody still reads what would be brought up to date.
 

@@ -147,9 +147,8 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            # What was committed after the last snapshot has perhaps not been analysed, nor all that is in it.
-            behind = known.get("recorder.unanalyzed_ns") or known.get("recorder.published_ns", "0")
-            self._since_ns = min(int(behind), int(known.get("recorder.published_ns", "0"))) - RESUME_MARGIN_NS
+            # What was committed after the last snapshot has perhaps not been analysed.
+            self._since_ns = int(known.get("recorder.published_ns", "0")) - RESUME_MARGIN_NS
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
@@ -260,10 +259,6 @@ class Recorder:
             return 0
         is_behind = self._since_ns is not None
         if self._since_ns is not None:
-            if self._pace.pays_for(self.stats.analyze_s):
-                # What has come need not wait for the end of a long analysis.
-                self._write_own(store, "recording")
-                self._publish(store)
             self._analyze(store, self._since_ns)
         self._write_own(store, "recording")
         self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
@@ -285,7 +280,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
             self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
         else:
-            self._since_ns, self._is_unpublished = None, True
+            self._since_ns = None
         self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
         self.stats.analyze_s = time.monotonic() - begin_s
 
@@ -334,7 +329,6 @@ class Recorder:
             "recorder.skipped_files": str(len(self.stats.skipped)),
             "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
             "recorder.published_ns": str(time.time_ns()),
-            "recorder.unanalyzed_ns": str(self._since_ns or ""),
             "recorder.publication_ms": str(round(self.stats.publish_s * 1000)),
             "recorder.analysis_ms": str(round(self.stats.analyze_s * 1000)),
             **self._retention.facts(),
