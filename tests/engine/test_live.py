@@ -267,7 +267,7 @@ def test_series_are_bounded_over_a_thousand_requests(observed: Observed) -> None
 
 
 def test_snapshots_are_young_and_cheap(observed: Observed) -> None:
-    """For less than a tenth of a core; half of the time within twice the aim, as engines and readers share two cores."""
+    """For less than a tenth of a core; half of the time within twice the aim, since engines share the two cores."""
     assert statistics.median(observed.ages_s) < 2 * AGE_S
     assert observed.publishing_share < SHARE
     assert "failed" not in observed.log
