@@ -19,27 +19,17 @@ from typing import Any
 
 from kvtrace.collect import Recorder
 from kvtrace.store import Store, working_path
-from kvtrace.testing import Fleet, batches
-from tests import bench_queries, spooled
+from kvtrace.testing import Fleet
+from tests import bench_queries
+from tests.live_fleet import emitting
 
 REQUESTS = 20_000
 SECONDS = 40
 WANTED_AGE_S, WANTED_SHARE = 5.0, 0.1
 _FIRST = 4  # snapshots until the first that is made of an earlier one, if the recorder was started on this store
 _PATIENCE_S = 150.0
-_LIVE = Fleet(1, seed=11, per_s=80.0, pairs=1)  # with its steps, some 2,000 events a second
+_LIVE_QPS = 60.0  # with their steps, some 2,000 events a second
 
-EMIT = """
-import json, sys, time
-for name, value in {facts}.items():
-    tracer.fact(name, value)
-begin_s = time.monotonic()
-for at_s, *event in json.load(open({path!r})):
-    if (left_s := at_s - (time.monotonic() - begin_s)) > 0.001:
-        time.sleep(left_s)
-    code, request, a, b, c, d, ref = event
-    tracer.emit(code, request, a, b, c, d, ref)
-"""
 READ = """
 import sys, time, duckdb
 while True:
@@ -53,29 +43,6 @@ while True:
 """
 
 
-def emitters(folder: Path, seconds: float) -> list[subprocess.Popen[str]]:
-    """Start the processes of a small fleet, which emit for so long, each its own events at their times."""
-    from kvtrace import stages
-
-    fleet = Fleet(int(_LIVE.per_s * seconds), seed=_LIVE.seed, per_s=_LIVE.per_s, pairs=_LIVE.pairs)
-    facts = {1: {"kind": "router"}}
-    for side, number in (("p", fleet.prefill(0)), ("d", fleet.decode(0))):
-        facts[number] = {"kind": "core", "engine_id": f"live-{side}", "tp_size": "1"}
-        facts[number + 1] = {"kind": "api", "engine_id": f"live-{side}"}
-    mine: dict[int, list[tuple[Any, ...]]] = {process: [] for process in facts}
-    for batch in batches(fleet):
-        for row in batch.to_pylist():
-            code = stages.BY_NAME[row["stage"]].code
-            values = (code, row["request"], row["a"], row["b"], row["c"], row["d"], row["ref"])
-            mine[row["process"]].append(((row["t_ns"] - fleet.start_ns) / 1e9, *values))
-    started = []
-    for process, events in mine.items():
-        path = folder / f"events{process}.json"
-        path.write_text(json.dumps(sorted(event for event in events if 0 <= event[0] <= seconds)))
-        started.append(spooled.start(EMIT.format(facts=repr(facts[process]), path=str(path)), folder / "spool"))
-    return started
-
-
 def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
     """Record on top of a store for so long; return what it cost and how far the snapshot was behind."""
     output = folder / "run.duckdb"
@@ -87,22 +54,20 @@ def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
     (folder / "spool").mkdir()
     recorder = Recorder(output, [folder / "spool"], {})
     begin_s = time.monotonic()
+    fleet = Fleet(int(_LIVE_QPS * (seconds + _PATIENCE_S)), seed=11, per_s=_LIVE_QPS, pairs=1)
     with recorder:
         opened_s = time.monotonic() - begin_s
-        running = emitters(folder, seconds + _PATIENCE_S)
-        recorder.start()
-        while recorder.stats.published < _FIRST and time.monotonic() - begin_s < _PATIENCE_S:
-            time.sleep(1.0)
-        warm_s = time.monotonic() - begin_s
-        before = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
-        reader = subprocess.Popen([sys.executable, "-c", READ, str(output)], stdout=subprocess.PIPE, text=True)
-        time.sleep(seconds)
-        after = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
-        reader.terminate()
-        ages = [tuple(map(float, line.split())) for line in reader.communicate(timeout=60)[0].splitlines()]
-        for process in running:
-            process.terminate()
-            process.wait(timeout=30)
+        with emitting(fleet, folder, folder / "spool"):
+            recorder.start()
+            while recorder.stats.published < _FIRST and time.monotonic() - begin_s < _PATIENCE_S:
+                time.sleep(1.0)
+            warm_s = time.monotonic() - begin_s
+            before = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
+            reader = subprocess.Popen([sys.executable, "-c", READ, str(output)], stdout=subprocess.PIPE, text=True)
+            time.sleep(seconds)
+            after = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
+            reader.terminate()
+            ages = [tuple(map(float, line.split())) for line in reader.communicate(timeout=60)[0].splitlines()]
         stopped_s = time.monotonic()
     cpu_s, publishing_s, published, arrived = (late - early for late, early in zip(after, before, strict=True))
     return {

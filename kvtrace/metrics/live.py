@@ -34,6 +34,7 @@ _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
 # Shown as 0 with the first request of a pair, so that the first one of them is seen to come.
 _ALARMING = (FAILED, EXPIRED, CORRUPT)
+_REGISTERED = ("in_time", "late")
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
 SELECT request_id, start_ns, mode, verdict, scope, prefill_engine, decode_engine, ttft_ns, compute_run_ns,
@@ -126,6 +127,8 @@ class MetricsObserver:
         self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
         if late_ns is not None and mode == "push":
+            for outcome in _REGISTERED:
+                self.values.begin(names.REGISTRATIONS, outcome, *pair)
             self.values.add(names.REGISTRATIONS, 1, "late" if late_ns > 0 else "in_time", *pair)
             if late_ns > 0:
                 self.values.observe(names.LATENESS, late_ns / 1e9, *pair)
@@ -166,6 +169,7 @@ class MetricsObserver:
             self.values.put(names.PUBLISHING, stats.publishing_s)
         for row in store.rows(_LOST_SQL):
             self.values.put(names.LOST, row["lost"] or 0, row["kind"])
+            self.values.begin(names.SILENCED, row["kind"])
         self.values.put(names.SPOOL, sum(map(_size_bytes, self._spools())))
         for outcome, count in self._spans().items():
             self.values.put(names.SPANS, count, outcome)

@@ -64,7 +64,7 @@ class Values(Collector):
             series[key] = series.get(key, 0.0) + amount
 
     def begin(self, metric: Metric, *labels: str) -> None:
-        """Show a counter as 0 from now on: of one that is first seen at 1 Prometheus cannot tell that it grew."""
+        """Show a series as 0 unless it is there: of one that is first seen at 1 Prometheus cannot tell that it grew."""
         with self._lock:
             self._numbers[metric.name].setdefault(self._key(metric, labels), 0.0)
 

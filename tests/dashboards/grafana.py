@@ -66,6 +66,18 @@ def expanded(sql: str, situation: Situation) -> str:
     return _MACRO.sub(expand, sql)
 
 
+def promql(board: Mapping[str, Any], expression: str, interval_s: int, range_s: int, **chosen: str) -> str:
+    """Return PromQL as it reaches Prometheus; variables not chosen stand at All, a KeyError means that there is none.
+
+    `interval_s` is Grafana's rate interval, `range_s` the length of the time range that the board shows.
+    """
+    values = {one["name"]: one["allValue"] for one in board["templating"]["list"] if one["type"] == "query"}
+    # A choice is meant literally: Grafana escapes it for the regular expression, and that for the string around it.
+    values |= {name: re.escape(value).replace("\\", "\\\\") for name, value in chosen.items()}
+    values |= {"__rate_interval": f"{interval_s}s", "__range": f"{range_s}s"}
+    return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
+
+
 def _rfc3339(at_ms: int) -> str:
     return dt.datetime.fromtimestamp(at_ms // 1000, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 

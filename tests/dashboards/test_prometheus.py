@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +17,7 @@ from kvtrace.metrics import names
 from tests.dashboards import tools
 from tests.dashboards.endpoint import Shown
 from tests.dashboards.exposition import exposed, text
+from tests.dashboards.scraping import prometheus, samples
 from tests.dashboards.test_rendering import BOARDS, PICTURES, draw, panels_of
 
 pytestmark = pytest.mark.dashboards
@@ -138,47 +134,6 @@ def annotations(alert: Any, labels: dict[str, str]) -> dict[str, str]:
 
 
 # A real Prometheus --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def prometheus(folder: Path, port: int) -> Iterator[str]:
-    """Run a Prometheus that scrapes `port` every second and yield its address once it has looked a few times."""
-    (folder / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\nscrape_configs:\n"
-        f'  - {{job_name: kvtrace, static_configs: [{{targets: ["127.0.0.1:{port}"]}}]}}\n'
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = free.getsockname()[1]
-    command = [
-        tools.prometheus(), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{own}", "--log.level=error",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, cwd=folder)
-    address = f"http://127.0.0.1:{own}"
-    try:
-        end_s = time.monotonic() + 40
-        while time.monotonic() < end_s:
-            try:
-                if samples(address, "count_over_time(kvtrace_run_info[1m]) >= 6"):
-                    break
-            except OSError:
-                pass
-            time.sleep(0.5)
-        else:
-            raise AssertionError("Prometheus did not scrape within 40 s")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def samples(address: str, expression: str, **span: float) -> list[dict[str, Any]]:
-    """Return the series that an expression has now, or over a span."""
-    what = "query_range" if span else "query"
-    query = urllib.parse.urlencode({"query": expression, **span})
-    with urllib.request.urlopen(f"{address}/api/v1/{what}?{query}", timeout=20) as reply:  # noqa: S310 -- loopback
-        return list(json.load(reply)["data"]["result"])
 
 
 def frames(address: str, query: dict[str, Any]) -> list[dict[str, Any]]:

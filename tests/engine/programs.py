@@ -38,12 +38,15 @@ def run(command: Sequence[str], timeout_s: float = 60) -> subprocess.CompletedPr
 
 
 @contextmanager
-def following(store: Path, spool: Path) -> Iterator[subprocess.Popen[str]]:
-    """Let `kvtrace record --spool` follow a folder while the block runs, then interrupt it and wait for its end."""
+def following(store: Path, spool: Path, *options: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Let `kvtrace record --spool` follow a folder while the block runs, then interrupt it and wait for its end.
+
+    What it says goes into a file beside the store, `.log` in the place of its suffix.
+    """
     log = store.with_suffix(".log")
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            kvtrace("record", "-o", store, "--spool", spool), stdout=output, stderr=output, text=True
+            kvtrace("record", "-o", store, "--spool", spool, *options), stdout=output, stderr=output, text=True
         )
     try:
         wait_until(lambda: "recording into" in log.read_text(), what=f"{log} says that it records")
