@@ -26,9 +26,9 @@ BATCHES = 5
 PLAINS_PER_ROUND = 4
 PROMPT_TOKENS = 32
 """Few, since what engines compute on two cores scatters in proportion."""
-LONG_MS = 120.0
+LONG_MS = 100.0
 """P's forward lasts this much longer where a registration is to be in time."""
-LATE_MS = 120.0
+LATE_MS = 100.0
 """Longer than P computes: a registration delayed by this is late."""
 
 

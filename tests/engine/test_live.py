@@ -5,7 +5,7 @@ emitted straight into a spool) are recorded by a `kvtrace record` with --metrics
 a process of its own, again and again: `kvtrace explain`; the SQL of every panel in DuckDB 2; the same in DuckDB 1.5 on
 Grafana's copy, opened read-write and kept open as the plug-in does. A real Prometheus scrapes every second.
 
-The load lasts KVTRACE_LIVE_SECONDS, 12 unless it is set. For two minutes, with the figures shown:
+The load lasts KVTRACE_LIVE_SECONDS, 9 unless it is set. For two minutes, with the figures shown:
 
     KVTRACE_LIVE_SECONDS=120 pytest -s tests/engine/test_live.py
 """
@@ -48,7 +48,7 @@ pytestmark = [
     pytest.mark.parametrize("mode", ["push"], scope="module"),
 ]
 
-SECONDS = float(os.environ.get("KVTRACE_LIVE_SECONDS", "12"))
+SECONDS = float(os.environ.get("KVTRACE_LIVE_SECONDS", "9"))
 FLEET_QPS = max(60.0, 1050 / SECONDS)
 """60 of them make, with their steps and the lab's requests, some 2,000 events a second; it has to be 1,000 at least."""
 LAB_QPS = 2.0
