@@ -15,7 +15,7 @@ DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-clients test-fast test-timing dashboards-test lint bench clean
+.PHONY: help setup demo test test-apart test-clients test-fast test-timing test-without-engines dashboards-test lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -68,12 +68,19 @@ lint: $(VENV)/stamp ## style, types, import contracts
 
 test: ## lint, then all tests, real engines and public load generators included
 	@$(MAKE) -j4 lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
-	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
+	@echo "tests without engines, beside those whose engines nobody shares: silent for some eight minutes" >&2
+	@$(MAKE) -j2 --output-sync test-without-engines test-apart
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
 	else \
-	  $(BIN)/pytest -q --durations=20 -m engine; \
+	  $(BIN)/pytest -q --durations=20 -m "engine and not apart"; \
 	fi
+
+test-without-engines:
+	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
+
+test-apart: # engines of their own, and no times compared
+	@test -e $(VENV)/without-engine || $(BIN)/pytest -q --durations=5 -m apart
 
 test-clients: $(VENV)/stamp # public load generators, where there are engines to load
 	@test -e $(VENV)/without-engine || $(MAKE) $(CLIENTS)/stamp
