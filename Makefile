@@ -11,6 +11,8 @@ CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors tests
 PARALLEL := -n 4 --dist worksteal
+# Put before what others do not wait for: `make test` makes it yield to them.
+LATER :=
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,11 +36,11 @@ $(VENV)/primed: $(VENV)/stamp requirements/prime
 $(CLIENTS)/stamp: requirements/clients.txt requirements/fetch
 	@echo "installing public load generators into $(CLIENTS)" >&2
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
-	@requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
+	@$(LATER) requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
 	@touch $@
 
 $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
-	@tests/dashboards/set_up $(DASHBOARDS) $(PYTHON)
+	@$(LATER) tests/dashboards/set_up $(DASHBOARDS) $(PYTHON)
 	@touch $@
 
 # What the boards are drawn from, beside a store made up: real engines, where there are any.
@@ -61,14 +63,14 @@ dashboards-test: setup $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb ## das
 	@$(BIN)/pytest -q tests/dashboards
 
 lint: $(VENV)/stamp ## style, types, import contracts
-	@$(BIN)/ruff check $(PACKAGES)
-	@$(BIN)/ruff format --check --quiet $(PACKAGES)
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@$(LATER) $(BIN)/ruff check $(PACKAGES)
+	@$(LATER) $(BIN)/ruff format --check --quiet $(PACKAGES)
+	@$(LATER) $(BIN)/mypy
+	@$(LATER) $(BIN)/lint-imports --no-logo
 
 test: ## lint, then all tests, real engines and public load generators included
-	@$(MAKE) -j4 lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
-	@echo "tests without engines, beside those whose engines nobody shares: silent for some eight minutes" >&2
+	@$(MAKE) -j4 LATER='nice -n 10' lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
+	@echo "tests without engines, beside those of engines whose times nobody compares: silent for some eight minutes" >&2
 	@$(MAKE) -j2 --output-sync test-without-engines test-apart
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
@@ -79,7 +81,7 @@ test: ## lint, then all tests, real engines and public load generators included
 test-without-engines:
 	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
 
-test-apart: # engines of their own, and no times compared
+test-apart: # engines whose times nobody compares
 	@test -e $(VENV)/without-engine || $(BIN)/pytest -q --durations=5 -m apart
 
 test-clients: $(VENV)/stamp # public load generators, where there are engines to load

@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(1200)]
 
 DELAY_MS = 40.0
 NOISE_MS = 3.0
-ROUNDS = 21
+ROUNDS = 20
 BATCHES = 5
 """At most so many times the rounds."""
-PLAINS_PER_ROUND = 4
+PLAINS_PER_ROUND = 3
 PROMPT_TOKENS = 32
 """Few, since what engines compute on two cores scatters in proportion."""
 LONG_MS = 100.0

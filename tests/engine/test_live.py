@@ -247,7 +247,7 @@ def is_data(series: dict[str, Any]) -> bool:
 def test_series_are_bounded_over_a_thousand_requests(observed: Observed) -> None:
     """Labels hold engines and words of the vocabulary, so many times the requests make only a few more series."""
     many, after = observed.series[-1]
-    few, before = next((requests, count) for requests, count in observed.series if requests >= 100)
+    few, before = next((requests, count) for requests, count in observed.series if requests >= 300)
     own = {"__name__", "instance", "job", "le", "run", "model", "connector", "prefill", "decode", "engine"}
     known = {
         "mode": {"push", "pull", "local", "unknown", ""}, "scope": {"client", "router", "engine", ""},
