@@ -11,13 +11,11 @@ CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors tests
 PARALLEL := -n 4 --dist worksteal
-# Put before what others do not wait for: `make test` makes it yield to them.
-LATER :=
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-apart test-clients test-fast test-timing test-without-engines dashboards-test lint bench clean
+.PHONY: help setup demo test test-clients test-fast test-timing dashboards-test lint bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,7 +34,7 @@ $(VENV)/primed: $(VENV)/stamp requirements/prime
 $(CLIENTS)/stamp: requirements/clients.txt requirements/fetch
 	@echo "installing public load generators into $(CLIENTS)" >&2
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
-	@$(LATER) requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
+	@requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
 	@touch $@
 
 $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
@@ -63,26 +61,19 @@ dashboards-test: setup $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb ## das
 	@$(BIN)/pytest -q tests/dashboards
 
 lint: $(VENV)/stamp ## style, types, import contracts
-	@$(LATER) $(BIN)/ruff check $(PACKAGES)
-	@$(LATER) $(BIN)/ruff format --check --quiet $(PACKAGES)
-	@$(LATER) $(BIN)/mypy
-	@$(LATER) $(BIN)/lint-imports --no-logo
+	@$(BIN)/ruff check $(PACKAGES)
+	@$(BIN)/ruff format --check --quiet $(PACKAGES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 
 test: ## lint, then all tests, real engines and public load generators included
-	@$(MAKE) -j4 LATER='nice -n 10' lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
-	@echo "tests without engines, beside those of engines whose times nobody compares: silent for some eight minutes" >&2
-	@$(MAKE) -j2 --output-sync test-without-engines test-apart
+	@$(MAKE) -j4 lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
+	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
 	else \
-	  $(BIN)/pytest -q --durations=20 -m "engine and not apart"; \
+	  $(BIN)/pytest -q --durations=20 -m engine; \
 	fi
-
-test-without-engines:
-	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
-
-test-apart: # engines whose times nobody compares
-	@test -e $(VENV)/without-engine || $(BIN)/pytest -q --durations=5 -m apart
 
 test-clients: $(VENV)/stamp # public load generators, where there are engines to load
 	@test -e $(VENV)/without-engine || $(MAKE) $(CLIENTS)/stamp

@@ -134,7 +134,6 @@ def _odd(endpoint: str, protocol: str, profiles: StandIn) -> dict[str, Any]:
     profiled = {profiler.VARIABLE: profiles.url, profiler.UPLOAD_VARIABLE: "1"}
     variables = {
         **profiled,
-        "KVTRACE_TEST_SPIN_S": "0.001",  # these engines run beside other tests
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol,
         "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "true",
         "OTEL_BSP_SCHEDULE_DELAY": "200",

@@ -80,10 +80,7 @@ class Bench:
         self._folder = folder
         self.link = folder / "spool"
         self.point_to(self.new_folder("first"))
-        common = self.switch.environment | {
-            "KVTRACE_SPOOL_BUDGET": str(BUDGET_BYTES),
-            "KVTRACE_TEST_SPIN_S": "0.001",  # these engines run beside other tests
-        }
+        common = self.switch.environment | {"KVTRACE_SPOOL_BUDGET": str(BUDGET_BYTES)}
         extra = {role: common | environment.get(role, {}) for role in ENGINES}
         self.lab = Lab(mode, spool=self.link, environment=extra, quiet=True, arguments=SMALL_CACHE)
         self._read: dict[Path, int] = {}

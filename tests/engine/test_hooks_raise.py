@@ -13,7 +13,7 @@ from tests.engine import programs, raising
 from tests.engine.conftest import Deployments
 from tests.engine.raising import Bench
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 # Called only where an engine fails or ends, by other model runners, or where a transfer lasts: proved over doubles.
 NOT_CALLED = (".failed", ".shutdown.before", ".release_dlist_handle.before", ".request_finished.after",
@@ -70,7 +70,7 @@ def check_hook(one: Bench, hook: str, expected: list[object]) -> set[str]:
             said.append(one.said())
             return raising.pids(raising.OFF, "".join(said)) == sorted(one.switch.raised().get(hook, ()))
 
-        programs.wait_until(is_said_where_it_raised, 20, f"each process says once that {hook} ended tracing")
+        programs.wait_until(is_said_where_it_raised, 5, f"each process says once that {hook} ended tracing")
         raised = one.switch.raised()
     assert raised.keys() <= {hook}
     reasons = one.disabled()
@@ -116,14 +116,14 @@ def check_removed(one: Bench, expected: list[object]) -> None:
         assert one.ask() == expected[:2]
         raising.remove(spool)
         assert one.ask() == expected[:2]
-        time.sleep(4)  # by now each process has seen it
+        time.sleep(2.5)  # by now each process has seen it
         assert one.ask() == expected[:2]
     said = one.said()
     lost = raising.pids(raising.NO_ROOM, said)
     assert len(lost) == len(set(lost)) >= 4
     assert not raising.pids(raising.OFF, said)
     spool.mkdir()
-    time.sleep(4)
+    time.sleep(2.5)
     assert one.ask() == expected[:2]
     assert set(raising.pids(raising.ROOM_AGAIN, one.said())) == set(lost)
     assert list(spool.glob("*.kvt"))

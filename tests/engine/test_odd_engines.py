@@ -18,7 +18,7 @@ from kvtrace.store import Store
 from tests.engine import programs
 from tests.engine.deployment import Answer, Deployment
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 524_288  # 128 tokens of 4 layers, 2 KV heads, K and V of 64 numbers of 4 bytes

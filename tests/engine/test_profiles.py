@@ -12,7 +12,7 @@ from tests.engine.deployment import Deployment
 from tests.pyroscope_stand_in import Sample, StandIn
 from tests.recordings import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 POSTS, POST_S = 8, 0.1
 MOST = 0.7

@@ -20,7 +20,7 @@ from kvtrace.store import Store
 from tests.engine import programs, sites
 from tests.engine.conftest import Deployments
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 # Starts the engine that it is given as its child, asks it once, ends it, and ends with a code of its own.
 SCRIPT = """
@@ -109,7 +109,7 @@ def test_every_process_below_a_command_is_recorded(deployments: Deployments, tmp
 
 def check_direct(direct: Recorded) -> None:
     """Check that a server gets its middleware, a SIGTERM reaches it, and its exit code comes back."""
-    programs.wait_until(lambda: healthy(direct), 250, f"the engine answers ({direct.log})")
+    programs.wait_until(lambda: healthy(direct), 150, f"the engine answers ({direct.log})")
     body = {"model": model.NAME, "prompt": [7] * 100, "max_tokens": 4}
     reply = httpx.post(f"{direct.engine.url}/v1/completions", json=body, timeout=60, trust_env=False)
     assert reply.json()["usage"]["completion_tokens"] == 4
@@ -129,7 +129,7 @@ def check_direct(direct: Recorded) -> None:
 
 def check_script(by_script: Recorded) -> None:
     """Check that an engine below a script is recorded, and that the script's exit code comes back."""
-    assert by_script.process.wait(timeout=250) == 7, by_script.log.read_text()[-2000:]
+    assert by_script.process.wait(timeout=150) == 7, by_script.log.read_text()[-2000:]
     assert "\n4\n" in "\n" + by_script.log.read_text()
     kinds = by_script.kinds()
     assert {"core", "worker"} <= kinds.keys()

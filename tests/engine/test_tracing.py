@@ -16,7 +16,7 @@ from tests.engine.deployment import Deployment
 from tests.otlp_receiver import Received
 from tests.recordings import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.apart]
+pytestmark = pytest.mark.engine
 
 TRACE_ID, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
