@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kvtrace.store import opening
+from kvtrace.store import Store, opening
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("kvtrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,3 +42,12 @@ def _stores_from_one_mould(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "_create", copy)
         yield
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Return a store without rows."""
+    path = tmp_path_factory.mktemp("blank") / "run.duckdb"
+    Store.open(path, "write").close()
+    with Store.open(path) as opened:
+        yield opened

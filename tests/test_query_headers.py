@@ -11,16 +11,7 @@ from kvtrace.errors import QueryError
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="module")
-def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Return a store without rows."""
-    path = tmp_path_factory.mktemp("blank") / "run.duckdb"
-    Store.open(path, "write").close()
-    with Store.open(path) as opened:
-        yield opened
+    pass
 
 
 @pytest.mark.parametrize("query", queries.load_all(), ids=lambda query: query.name)

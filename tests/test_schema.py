@@ -20,14 +20,6 @@ MS = 1_000_000
 PARTS = [*schema.TABLES, *schema.VIEWS]
 
 
-@pytest.fixture(scope="module")
-def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    path = tmp_path_factory.mktemp("blank") / "run.duckdb"
-    Store.open(path, "write").close()
-    with Store.open(path) as opened:
-        yield opened
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "run.duckdb", "write") as opened:

@@ -52,13 +52,11 @@ FROM seen AS s LEFT JOIN posted USING (engine) LEFT JOIN lost USING (engine)
 GROUP BY engine
 """
 
-_LEFT_SQL = """
+_LEFT = ["prefill.http_disconnected", "decode.http_disconnected"]
+_FINISHED = ["prefill.finished", "decode.finished"]
+_REACHED_SQL = """
 SELECT DISTINCT p.engine, e.request FROM event AS e JOIN engine_process AS p USING (process)
-WHERE p.engine <> '' AND stage IN ('prefill.http_disconnected', 'decode.http_disconnected')
-"""
-_FINISHED_SQL = """
-SELECT DISTINCT p.engine, e.request FROM event AS e JOIN engine_process AS p USING (process)
-WHERE p.engine <> '' AND stage IN ('prefill.finished', 'decode.finished')
+WHERE p.engine <> '' AND list_contains($stages, e.stage::VARCHAR)
 """
 
 
@@ -80,10 +78,10 @@ def totals(store: Store, run: Mapping[str, str]) -> list[Total]:
 
 def _departed(store: Store) -> list[tuple[str, str]]:
     """Return by engine the requests that it finished and whose peer had left its HTTP server."""
-    left = {(row["engine"], row["request"]) for row in store.rows(_LEFT_SQL)}
+    left = {(row["engine"], row["request"]) for row in store.rows(_REACHED_SQL, {"stages": _LEFT})}
     if not left:
         return []
-    finished = ((row["engine"], row["request"]) for row in store.rows(_FINISHED_SQL))
+    finished = ((row["engine"], row["request"]) for row in store.rows(_REACHED_SQL, {"stages": _FINISHED}))
     return [(engine, name) for engine, name in finished if any((engine, base) in left for base in base_ids(name))]
 
 
