@@ -8,6 +8,7 @@ that `kvtrace --help` and shell completion answer at once.
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import os
 import sys
@@ -66,6 +67,15 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+@functools.cache
+def _built(name: str) -> Any:
+    """Return the command of that name as a click object; a process that asks again gets the same one."""
+    entry = COMMANDS[name]
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name, context_settings=entry.context_settings)(importlib.import_module(entry.module).command)
+    return typer.main.get_command(single)
+
+
 class LazyCommands(TyperGroup):
     """The group of all commands, each imported when it is named and not before."""
 
@@ -75,13 +85,7 @@ class LazyCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Return the command of that name as a click object, or None."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        function = importlib.import_module(entry.module).command
-        single.command(cmd_name, context_settings=entry.context_settings)(function)
-        return typer.main.get_command(single)
+        return _built(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the list of commands without importing any."""

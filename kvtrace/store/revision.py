@@ -61,11 +61,14 @@ def unattended(path: Path) -> Identity:
 def revised(path: Path, seen: Identity | None = None) -> Iterator[Store]:
     """Open a copy of the store at `path` for writing; it takes the store's place at the end, after an error never.
 
-    `seen` is the version that the caller has read already; another one is left alone.
+    `seen` is the version that the caller has opened and read already; another one is left alone.
     """
     before = unattended(path)
-    Store.open(path).close()
-    with successor(path, seen or before, copied=True) as store:
+    if seen is None:
+        Store.open(path).close()  # whatever it is refused for is said of its own name, and not of the copy's
+    elif seen != before:
+        raise _changed(path)
+    with successor(path, before, copied=True) as store:
         yield store
 
 
@@ -83,10 +86,14 @@ def successor(path: Path, before: Identity, *, copied: bool = False) -> Iterator
         store.close()
         _refuse_recording(path)
         if identity(target) != before:
-            raise StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
+            raise _changed(path)
         with _explained(path):
             arriving.chmod(stat.S_IMODE(os.stat(target).st_mode))
             put_in_place(arriving, target)
+
+
+def _changed(path: Path) -> StoreError:
+    return StoreError(f"{path} was changed by another program meanwhile and is left as that left it; try again")
 
 
 @contextlib.contextmanager
