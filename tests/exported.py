@@ -11,6 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from kvtrace import stages
 from kvtrace.analyze import analyze
 from kvtrace.store import Store
+from tests.moulds import cast
 from tests.test_analyze import fill
 from tests.trace import Trace, pull, push
 
@@ -60,12 +61,15 @@ def with_handshake(trace: Trace) -> Trace:
 
 def write(path: Path, *traces: Trace, apart_ms: float = 200.0) -> Path:
     """Write a new store of these traces, one after another."""
-    with Store.open(path, "write") as store:
-        store.remember({"model": "tiny", "created_ns": "7", "vllm": "0.32.0"})
-        for number, trace in enumerate(traces):
-            fill(store, trace.later(number * apart_ms, 100 * (number + 1)))
-        analyze(store)
-    return path
+
+    def make(made: Path) -> None:
+        with Store.open(made, "write") as store:
+            store.remember({"model": "tiny", "created_ns": "7", "vllm": "0.32.0"})
+            for number, trace in enumerate(traces):
+                fill(store, trace.later(number * apart_ms, 100 * (number + 1)))
+            analyze(store)
+
+    return cast(path, ("exported", apart_ms, *(tuple(trace.events) for trace in traces)), make)
 
 
 def varied() -> list[Trace]:

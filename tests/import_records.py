@@ -11,6 +11,7 @@ import pytest
 
 from kvtrace import cli
 from kvtrace.store import Store
+from tests.moulds import cast
 from tests.test_analyze import fill
 from tests.trace import MS, START_NS, Trace, ns
 
@@ -122,11 +123,13 @@ def recorded(path: Path, *traces: Trace) -> Path:
     """Make an analysed store of traces at `path`, as a recorder leaves one, and return the path."""
     from kvtrace.analyze import analyze
 
-    with Store.open(path, "write") as store:
-        for trace in traces:
-            fill(store, trace)
-        analyze(store)
-    return path
+    def make(made: Path) -> None:
+        with Store.open(made, "write") as store:
+            for trace in traces:
+                fill(store, trace)
+            analyze(store)
+
+    return cast(path, ("recorded", *(tuple(trace.events) for trace in traces)), make)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -145,11 +148,10 @@ def rows(path: Path, sql: str, **bound: object) -> list[dict[str, Any]]:
 
 def requests(path: Path) -> dict[str, dict[str, Any]]:
     """Return the requests of a store by id, each checked: its shares and its segments add up to its TTFT."""
-    spans = {
-        row["request_key"]: row["ns"]
-        for row in rows(path, "SELECT request_key, sum(end_ns - start_ns)::BIGINT AS ns FROM segment GROUP BY ALL")
-    }
-    found = {row["request_id"]: row for row in rows(path, "SELECT * FROM request")}
+    with Store.open(path) as store:
+        sums = store.rows("SELECT request_key, sum(end_ns - start_ns)::BIGINT AS ns FROM segment GROUP BY ALL")
+        found = {row["request_id"]: row for row in store.rows("SELECT * FROM request")}
+    spans = {row["request_key"]: row["ns"] for row in sums}
     for row in found.values():
         if row["ttft_ns"] is not None:
             parts = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns")

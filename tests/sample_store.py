@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 from kvtrace import keeping
 from kvtrace.schema import ANSWERS
 from kvtrace.store import Store
+from tests.moulds import cast
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000
@@ -155,6 +157,9 @@ class Sample:
 
     def write(self, path: Path) -> Path:
         """Write a new store at `path` and return the path."""
+        return cast(path, ("sample", pickle.dumps(vars(self))), self._make)
+
+    def _make(self, path: Path) -> None:
         path.write_bytes(empty_store())
         with Store.open(path, "write") as store:
             store.remember(self.facts)
@@ -163,7 +168,6 @@ class Sample:
                 if rows:
                     store.append(table, pa.Table.from_pylist(rows, schema=store.arrow_schema(table)))
             keeping.refresh(store)
-        return path
 
 
 def _spent_ns(path: tuple[tuple[str, str, str, str, int], ...], cause: str) -> int | None:

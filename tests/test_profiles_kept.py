@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,10 +18,10 @@ from tests.profile_pushes import HOSTILE, SECOND_NS, exported, push, stage
 from tests.sample_store import MS, START_NS, Sample
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of a push a second, four seconds: P posts, D polls, another P posts too, a router waits."""
-    keeper = folder.Keeper(tmp_path / "profiles")
+    keeper = folder.Keeper(tmp_path_factory.mktemp("kept") / "profiles")
     for number in range(4):
         begin_ns = START_NS + number * SECOND_NS
         posting = [(("transfer", "step"), stage("post"), 10), (("forward", "step"), stage("forward"), 100)]
@@ -110,12 +111,13 @@ def test_what_cannot_be_merged_is_said(
 
 
 def test_a_file_that_is_cut_short_is_left_out_and_named(
-    run: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    victim = next(one.path for one in folder.files(kept) if one.path.name.startswith("decode"))
+    own = Path(shutil.copytree(kept, tmp_path / "own"))
+    victim = next(one.path for one in folder.files(own) if one.path.name.startswith("decode"))
     victim.write_bytes(victim.read_bytes()[:-9])
 
-    assert exported(run)[POLL] == 15
+    assert exported(run, "--profile-dir", str(own))[POLL] == 15
     assert victim.name in capsys.readouterr().err
 
 

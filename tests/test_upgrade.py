@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -15,6 +16,7 @@ from kvtrace import cli, schema
 from kvtrace.model import Event
 from kvtrace.store import Store, working_path
 from tests.golden_files import GOLDEN
+from tests.moulds import cast
 from tests.test_analyze import process_row
 from tests.trace import MS, PROCESSES, pull, push
 
@@ -27,6 +29,10 @@ def older(tmp_path: Path) -> Path:
 
 def write_older(path: Path, version: int) -> Path:
     """Write a store as kvtrace wrote it at that version of the schema."""
+    return cast(path, ("older", version), partial(_make_older, version=version))
+
+
+def _make_older(path: Path, version: int) -> None:
     events = push(name="a").events + pull("b").later(1_000).events
     with duckdb.connect(str(path), config={"storage_compatibility_version": "v1.0.0"}) as connection:
         connection.execute((GOLDEN / f"schema_{version}.sql").read_text())
@@ -43,7 +49,6 @@ def write_older(path: Path, version: int) -> Path:
             connection.execute(f"INSERT INTO {table} ({names}) SELECT {names} FROM arriving")  # noqa: S608 -- names of ours
             connection.unregister("arriving")
         connection.execute("INSERT INTO request (request_key, request_id) VALUES (1, 'what schema 1 said')")
-    return path
 
 
 def test_an_older_store_is_readable_after_its_upgrade(older: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kvtrace.store import Store
+from tests.moulds import cast
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
 from tests.test_queries_of_engines import at, steps, transfer
 from tests.test_schema import append_events, append_process
@@ -22,6 +23,10 @@ CHECKED = {"checked_blocks": 38, "corrupt_blocks": 0, "unchecked_blocks": 0}
 
 def write_full(path: Path) -> Path:
     """Write eight requests a second apart, by push and by pull, one of them failed, with events of both engines."""
+    return cast(path, "full", _make_full)
+
+
+def _make_full(path: Path) -> None:
     profiled = {"profiles": "on", "profiles.url": "http://pyroscope:4040"}
     sample = Sample(facts={"model": "tiny", "recorder.state": "finished", "recorder.lag_ms": "120", **profiled})
     for number in range(6):
@@ -42,10 +47,12 @@ def write_full(path: Path) -> Path:
     with Store.open(path, "write") as store:
         append_process(store, 1, pid=1, kind="core", engine_id="p0", role="kv_producer", model="tiny")
         append_process(store, 2, pid=2, kind="core", engine_id="d0", role="kv_consumer", model="tiny")
-        append_events(store, *transfer(7, 0, 10, 11, 14), *transfer(8, 1, 10, 12, 18))
-        append_events(store, *steps(1, 0, 2000), *steps(2, 100, 120, 140, 3000))
         append_events(
             store,
+            *transfer(7, 0, 10, 11, 14),
+            *transfer(8, 1, 10, 12, 18),
+            *steps(1, 0, 2000),
+            *steps(2, 100, 120, 140, 3000),
             *at(
                 (1, "prefill.enqueued", 0, "p-1", "", 600, 0, 0, 0),
                 (1, "prefill.scheduled", 500, "p-1", "", 1, 600, 0, 600),
@@ -62,7 +69,6 @@ def write_full(path: Path) -> Path:
         lost = {"process": [1], "stage": ["step.started"], "lost_records": [5]}
         store.append("loss", pa.table(lost))
         store.append("recorder", pa.table({"at_ns": [START_NS], "subject": ["x"], "message": ["is cut short"]}))
-    return path
 
 
 def write_empty(path: Path) -> Path:
