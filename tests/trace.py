@@ -128,9 +128,9 @@ def _home(stage: stages.Stage) -> int:
     return D
 
 
-def check_tiles(trace: Trace) -> None:
+def check_tiles(trace: Trace, processes: dict[int, Process] | None = None) -> None:
     """Check of every answer that its segments tile its TTFT, its shares sum to it, and the bracket holds."""
-    for answer in trace.answers():
+    for answer in trace.answers(processes):
         if answer.ttft_ns is None:
             continue
         assert sum(answer.shares_ns.values()) == answer.ttft_ns
