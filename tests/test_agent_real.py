@@ -14,15 +14,21 @@ from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.probe import Probe
 from tests import connector_doubles as doubles
 
-nixl = pytest.importorskip("nixl._api")
-
 BLOCKS, BLOCK_BYTES = 64, 16_384
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Skip without NIXL, which brings torch along: seconds that a process which only collects tests need not spend."""
+    pytest.importorskip("nixl._api")
 
 
 class Side:
     """One agent with a block of memory, watched, and the descriptors of its peer."""
 
     def __init__(self, name: str, memory: doubles.Memory, probe: Probe | None = None) -> None:
+        from nixl import _api as nixl
+
         os.environ.setdefault("UCX_TLS", "tcp,self,sm")
         self.holdings = Holdings(memory, 0, 20)
         self.bytes = np.zeros(BLOCKS * BLOCK_BYTES, dtype=np.uint8)

@@ -17,16 +17,22 @@ from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.sampling import Sampling
 from tests import connector_doubles as doubles
 
-torch = pytest.importorskip("torch")
-
 REGIONS, LENGTH = 3, 64
 P_ID, D_ID = "cmpl-x-0-aaaaaaaa", "cmpl-x-0-bbbbbbbb"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Skip without torch: seconds to import, which a process that only collects tests need not spend."""
+    pytest.importorskip("torch")
 
 
 class Side:
     """One worker with memory of its own, watched, whose blocks hold other bytes than anybody else's."""
 
     def __init__(self, *, pulls: bool, blocks: int, seed: int, rate: float = 1.0, **worker: Any) -> None:
+        import torch
+
         self.tracer = doubles.Memory()
         self.blocks = blocks
         self.kv = torch.from_numpy(
