@@ -51,7 +51,7 @@ for i in range(50_000):
 print("emitted", flush=True)
 input()
 """
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1, analysis=None)
     with recorder:
         recorder.start()
         process = subprocess.Popen(
@@ -80,30 +80,48 @@ with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}, publish_interval_s=0.0
 """
 
 
+# A recorder a line of stdin, in a process of its own that is forked, since what it imports takes longer than it lives.
+RECORD_OFTEN = """
+import os, sys, time
+from pathlib import Path
+from kvtrace.collect import Recorder, recorder
+recorder.POLL_INTERVAL_S = 0.01
+for _ in sys.stdin:
+    if not (child := os.fork()):
+        with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}, publish_interval_s=0.05, analysis=None) as r:
+            r.start()
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+    os.waitpid(child, 0)
+"""
+
+
 def test_a_killed_recorder_neither_loses_nor_repeats(spool: Path, output: Path) -> None:
     """Killed at random moments while writers write, and started again: every number once, and again a clean end."""
     chance = random.Random(7)
-    total = 60_000
+    total = 30_000
     script = f"""
 import time
 for i in range({total}):
     tracer.emit({STEP}, f"r{{i // 25}}", i)
-    if i % 1000 == 0:
+    if i % 500 == 0:
         time.sleep(0.03)
 """
+    recorders = subprocess.Popen(
+        [sys.executable, "-c", RECORD_OFTEN, str(output), str(spool)], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert recorders.stdin is not None
+    assert recorders.stdout is not None
     writer = spooled.start(script, spool)
     kills = 0
     while writer.poll() is None or kills < 3:
-        recorder = subprocess.Popen(
-            [sys.executable, "-c", RECORD, str(output), str(spool)], cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert recorder.stdout is not None
-        assert recorder.stdout.readline() == "started\n"
-        time.sleep(chance.uniform(0.05, 1.2))
-        recorder.send_signal(signal.SIGKILL)
-        recorder.communicate()
+        print(file=recorders.stdin, flush=True)
+        started = int(recorders.stdout.readline())
+        time.sleep(chance.uniform(0.02, 0.8))
+        os.kill(started, signal.SIGKILL)
         kills += 1
+    recorders.communicate(timeout=60)
     writer.communicate(timeout=60)
     assert working_path(output).exists()
     last = record_once(output, spool)
