@@ -80,40 +80,26 @@ def empty(empty_path: Path) -> Iterator[Store]:
 def test_a_panel_has_rows_where_there_is_data_and_none_where_there_is_not(
     uid: str, panel: dict[str, Any], full: Store, empty: Store
 ) -> None:
-    """The recording and the time span of an empty store are one row each, of zeros and nothings."""
+    """The recording and the time span of an empty store are one row each, of zeros and nothings.
+
+    Overrides name columns that the panel has; where it is drawn over time, that goes forward and within the range.
+    """
     sql = sql_of(uid, panel)
-
-    rows = full.select(sql)
-    assert rows.values, panel["title"]
-    assert set(rows.types) <= PLOTTABLE
-    assert any(value is not None for value in rows.values[0])
-    assert len(empty.select(sql).values) == (1 if panel["title"] in ("Recorded", "Recorder") else 0)
-
-
-@pytest.mark.parametrize(("uid", "panel"), PANELS, ids=name_of)
-def test_no_macro_or_variable_is_left(uid: str, panel: dict[str, Any]) -> None:
-    sql = sql_of(uid, panel)
-
     assert "${" not in sql
     assert "$__" not in sql
 
-
-@pytest.mark.parametrize(("uid", "panel"), PANELS, ids=name_of)
-def test_overrides_name_columns_that_the_panel_has(uid: str, panel: dict[str, Any], empty: Store) -> None:
-    columns = set(empty.select(sql_of(uid, panel)).columns)
-
-    for override in panel.get("fieldConfig", {}).get("overrides", []):
-        assert override["matcher"]["options"] in columns
-
-
-@pytest.mark.parametrize(("uid", "panel"), [p for p in PANELS if p[1]["type"] == "timeseries"], ids=name_of)
-def test_time_goes_forward_and_lies_within_the_range(uid: str, panel: dict[str, Any], full: Store) -> None:
-    rows = full.select(sql_of(uid, panel))
-    times = [row[0].timestamp() * 1000 for row in rows.values]
-
-    assert rows.types[0] == "TIMESTAMP WITH TIME ZONE"
-    assert times == sorted(set(times))
-    assert all(FROM_MS <= t <= TO_MS for t in times)
+    rows, none = full.select(sql), empty.select(sql)
+    assert rows.values, panel["title"]
+    assert set(rows.types) <= PLOTTABLE
+    assert any(value is not None for value in rows.values[0])
+    assert len(none.values) == (1 if panel["title"] in ("Recorded", "Recorder") else 0)
+    overrides = panel.get("fieldConfig", {}).get("overrides", [])
+    assert {override["matcher"]["options"] for override in overrides} <= set(none.columns)
+    if panel["type"] == "timeseries":
+        times = [row[0].timestamp() * 1000 for row in rows.values]
+        assert rows.types[0] == "TIMESTAMP WITH TIME ZONE"
+        assert times == sorted(set(times))
+        assert all(FROM_MS <= t <= TO_MS for t in times)
 
 
 def test_a_panel_gives_what_its_query_gives(full: Store) -> None:
