@@ -8,25 +8,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.trace import MS, causes_ms, check_tiles, pull, push
+from tests.trace import JITTER_BYTES, MS, causes_ms, check_tiles, jittered, pull, push
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     mode=st.sampled_from(["push", "pull"]),
-    jitter_ms=st.lists(st.floats(-40, 40, allow_nan=False), min_size=80, max_size=80),
+    noise=st.binary(min_size=JITTER_BYTES, max_size=JITTER_BYTES),
     dropped=st.sets(st.integers(0, 60), max_size=25),
     doubled=st.sets(st.integers(0, 60), max_size=10),
 )
 def test_segments_tile_and_shares_sum_whatever_happens(
-    mode: str, jitter_ms: list[float], dropped: set[int], doubled: set[int]
+    mode: str, noise: bytes, dropped: set[int], doubled: set[int]
 ) -> None:
     """Missing, doubled, shuffled, displaced events: the segments tile, the shares sum, the bracket holds."""
     trace = push() if mode == "push" else pull()
-    events = [
-        event._replace(t_ns=event.t_ns + int(jitter * MS))
-        for event, jitter in zip(trace.events, jitter_ms, strict=False)
-    ]
+    events = jittered(trace.events, noise)
     trace.events = [event for index, event in enumerate(events) if index not in dropped]
     trace.events += [event for index, event in enumerate(events) if index in doubled]
     check_tiles(trace)

@@ -18,7 +18,7 @@ from kvtrace.router.identity import alias
 from tests import import_records as records
 from tests.import_records import run
 from tests.test_attribution import PUSH_CAUSES
-from tests.trace import MS, Trace, check_tiles, ns, pull, push
+from tests.trace import JITTER_BYTES, MS, Trace, check_tiles, jittered, ns, pull, push
 
 
 def renamed(trace: Trace, client_id: str, attempt: int = 0) -> Trace:
@@ -216,18 +216,17 @@ def test_a_ttft_may_be_in_any_unit_that_says_its_name(unit: str, value: float, t
 @settings(max_examples=200)
 @given(
     mode=st.sampled_from([push, pull]),
-    jitter_ms=st.lists(st.floats(-40, 40), min_size=80, max_size=80),
+    noise=st.binary(min_size=JITTER_BYTES, max_size=JITTER_BYTES),
     dropped=st.sets(st.integers(0, 60), max_size=40),
     sent_ms=st.floats(-50, 50),
     token_ms=st.floats(-50, 200),
 )
 def test_shares_of_the_scope_client_sum_whatever_happens(
-    mode: Callable[[], Trace], jitter_ms: list[float], dropped: set[int], sent_ms: float, token_ms: float
+    mode: Callable[[], Trace], noise: bytes, dropped: set[int], sent_ms: float, token_ms: float
 ) -> None:
     """Points missing and displaced within a client's record, or around it: the segments tile, the shares sum."""
     trace = mode()
-    moved = zip(trace.events, jitter_ms, strict=False)
-    events = [event._replace(t_ns=event.t_ns + int(by_ms * MS)) for event, by_ms in moved]
+    events = jittered(trace.events, noise)
     trace.events = [event for index, event in enumerate(events) if index not in dropped]
     trace.at(sent_ms, stages.CLIENT_SENT, "r1").at(token_ms, stages.CLIENT_FIRST_TOKEN, "r1")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +21,6 @@ from kvtrace.segments import SegmentFile
 from tests import spooled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvtrace.segments import Batch
 
 ENQUEUED = stages.PREFILL_ENQUEUED.code
@@ -48,24 +49,36 @@ def numbers(batch: Batch) -> list[int]:
     return [event.numbers[0] for event in spooled.events_of(batch) if event.code == ENQUEUED]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for files that one example after another writes anew."""
+    return tmp_path_factory.mktemp("segments")
+
+
+@functools.cache
+def file_of(events: int, per_request: int, *, with_refs: bool = False) -> bytes:
+    """Return a file of numbered events with a new request id every few, and with ever longer strings."""
+    with tempfile.TemporaryDirectory() as spool:
+        tracer = emit.Emitter(Path(spool))
+        for number in range(events):
+            ref = "x" * number if with_refs else ""
+            tracer.emit(ENQUEUED, f"request {number // per_request}", number, ref=ref, t_ns=1 + number)
+        tracer.close()
+        return min(Path(spool).glob("*.kvt")).read_bytes()
+
+
 @settings(max_examples=150, deadline=None)
 @given(cut=st.integers(0, 400 * 64 + 4096))
-def test_any_truncation_yields_the_whole_records_before_it(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-    folder = tmp_path_factory.mktemp("cut")
-    tracer = emit.Emitter(folder)
-    for number in range(100):
-        tracer.emit(ENQUEUED, f"request {number // 3}", number, ref="x" * number, t_ns=1 + number)
-    tracer.close()
-    path = min(folder.glob("*.kvt"))
-    data = path.read_bytes()
-    (folder / "cut.kvt").write_bytes(data[:cut])
+def test_any_truncation_yields_the_whole_records_before_it(folder: Path, cut: int) -> None:
+    path, whole = folder / "cut.kvt", file_of(100, 3, with_refs=True)
+    path.write_bytes(whole[:cut])
 
     if cut < wire.HEADER_BYTES:
         with pytest.raises(SpoolError, match=r"cut\.kvt"):
-            SegmentFile.open(folder / "cut.kvt")
+            SegmentFile.open(path)
         return
-    codes = [wire.RECORD.unpack_from(data, offset)[7] for offset in range(4096, cut - 63, 64)]
-    events = spooled.events_of(SegmentFile.open(folder / "cut.kvt").poll())
+    codes = [wire.RECORD.unpack_from(whole, offset)[7] for offset in range(4096, cut - 63, 64)]
+    events = spooled.events_of(SegmentFile.open(path).poll())
     assert [e.numbers[0] for e in events if e.code == ENQUEUED] == list(range(codes.count(ENQUEUED)))
     assert all(e.request == f"request {e.numbers[0] // 3}" for e in events if e.code == ENQUEUED)
     assert all(e.ref == "x" * e.numbers[0] for e in events if e.code == ENQUEUED)
@@ -73,15 +86,9 @@ def test_any_truncation_yields_the_whole_records_before_it(tmp_path_factory: pyt
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=6), st.data())
-def test_it_can_be_resumed_anywhere(tmp_path_factory: pytest.TempPathFactory, cuts: list[int], data: Any) -> None:
+def test_it_can_be_resumed_anywhere(folder: Path, cuts: list[int], data: Any) -> None:
     """Stop after any number of bytes, open again at the position noted: every record comes once, in order."""
-    folder = tmp_path_factory.mktemp("resume")
-    tracer = emit.Emitter(folder)
-    for number in range(300):
-        tracer.emit(ENQUEUED, f"request {number // 3}", number, t_ns=1 + number)
-    tracer.close()
-    whole = min(folder.glob("*.kvt")).read_bytes()
-    path = folder / "grows.kvt"
+    path, whole = folder / "grows.kvt", file_of(300, 3)
     seen, position = [], (0, ())
     for cut in [*sorted(cuts), 1000]:
         path.write_bytes(whole[: 4096 + cut * 64 + data.draw(st.integers(0, 63))])
@@ -112,11 +119,9 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=64, max_size=64 * 50), st.booleans())
-def test_garbage_behind_a_good_header_invents_nothing(
-    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, commits: bool
-) -> None:
+def test_garbage_behind_a_good_header_invents_nothing(folder: Path, garbage: bytes, commits: bool) -> None:
     """Even with commit words that look right, a record must make sense to be returned."""
-    path = tmp_path_factory.mktemp("garbage") / "x.kvt"
+    path = folder / "garbage.kvt"
     header = wire.SegmentHeader("s", 0, 1000, 1, 1, 1, 1, 1, 1, 1, 1, "h", "h", "b", "d", wire.vocabulary_print())
     body = bytearray(garbage[: len(garbage) // 64 * 64])
     if commits:
@@ -131,16 +136,9 @@ def test_garbage_behind_a_good_header_invents_nothing(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(4096, 4096 + 64 * 340), st.integers(1, 255))
-def test_one_flipped_byte_never_breaks_the_reader(
-    tmp_path_factory: pytest.TempPathFactory, offset: int, flip: int
-) -> None:
-    folder = tmp_path_factory.mktemp("flip")
-    tracer = emit.Emitter(folder)
-    for number in range(300):
-        tracer.emit(ENQUEUED, f"request {number // 25}", number, t_ns=1 + number)
-    tracer.close()
-    path = min(folder.glob("*.kvt"))
-    data = bytearray(path.read_bytes())
+def test_one_flipped_byte_never_breaks_the_reader(folder: Path, offset: int, flip: int) -> None:
+    path = folder / "flipped.kvt"
+    data = bytearray(file_of(300, 25))
     data[offset] ^= flip
     path.write_bytes(data)
 

@@ -128,6 +128,20 @@ def _home(stage: stages.Stage) -> int:
     return D
 
 
+JITTER_BYTES = 160
+
+
+def jittered(events: list[Event], noise: bytes) -> list[Event]:
+    """Return the events, each up to 40 ms earlier or later by two bytes of `noise`, of which there are JITTER_BYTES.
+
+    Hypothesis draws bytes at once, and eighty floats in four times as long as a walk takes.
+    """
+    by_ns = (
+        int.from_bytes(noise[at : at + 2], "big", signed=True) * 40 * MS // (1 << 15) for at in range(0, len(noise), 2)
+    )
+    return [event._replace(t_ns=event.t_ns + moved_ns) for event, moved_ns in zip(events, by_ns, strict=False)]
+
+
 def check_tiles(trace: Trace, processes: dict[int, Process] | None = None) -> None:
     """Check of every answer that its segments tile its TTFT, its shares sum to it, and the bracket holds."""
     for answer in trace.answers(processes):
