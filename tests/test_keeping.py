@@ -40,7 +40,7 @@ def test_what_is_kept_in_part_is_what_is_kept_at_once(tmp_path: Path) -> None:
     ):
         for store in (parts, whole):
             store.append("process", processes(SMALL))
-        for portion in (arrived.slice(first, 700) for first in range(0, len(arrived), 700)):
+        for portion in (arrived.slice(first, 1200) for first in range(0, len(arrived), 1200)):
             parts.append("event", portion)
             keeping.refresh(parts, int(portion.column("t_ns").to_numpy().min()))
         whole.append("event", arrived)

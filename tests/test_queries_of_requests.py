@@ -79,12 +79,14 @@ def test_spans_hang_together_and_last_as_long_as_the_path(path: Path) -> None:
 def test_profiles_of_a_request_are_asked_for_by_engine_and_time(path: Path) -> None:
     """P's and D's, from 10 s before it began to its end, where a server has them; else nobody's."""
     write(path)
-    assert ask(path, "request_profiles", request="r1") == []
-    with Store.open(path, "write") as store:
+    profiled = path.with_name("profiled.duckdb")
+    write(profiled)
+    with Store.open(profiled, "write") as store:
         store.remember({"profiles": "on", "profiles.url": "http://pyroscope:4040"})
 
+    assert ask(path, "request_profiles", request="r1") == []
     times = {"application": "kvtrace", "from_ms": START_NS // MS - 10_000, "to_ms": START_NS // MS + 301}
-    assert ask(path, "request_profiles", request="r1") == [
+    assert ask(profiled, "request_profiles", request="r1") == [
         {"side": "prefill", "engine": "p0", **times},
         {"side": "decode", "engine": "d0", **times},
     ]
