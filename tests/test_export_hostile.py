@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,8 +12,6 @@ from kvtrace.store import Store
 from tests import exported
 from tests.otlp_receiver import RECEIVERS, values
 from tests.test_export import otlp_spans
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +50,15 @@ def test_hostile_ids_reach_a_receiver_unharmed(store: Path, transport: str) -> N
     assert set(exported.HOSTILE) <= {attributes["kvtrace.request_id"] for attributes in roots}
 
 
-def test_the_store_is_as_it_was_and_nothing_reaches_the_terminal(store: Path, tmp_path: Path) -> None:
+def test_the_store_is_as_it_was_and_nothing_reaches_the_terminal(
+    store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = store.read_bytes()
     for form in ("perfetto", "otlp-json", "parquet"):
-        done = subprocess.run(
-            [sys.executable, "-m", "kvtrace", "export", store, "--format", form, "-o", tmp_path / form],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout == ""
-        assert done.stderr.replace("\n", "").isprintable()
+        assert cli.main(["export", str(store), "--format", form, "-o", str(tmp_path / form)]) == 0
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.replace("\n", "").isprintable()
 
     assert store.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["otlp-json", "parquet", "perfetto"]

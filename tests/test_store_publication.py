@@ -136,7 +136,7 @@ while time.monotonic() < float(sys.argv[2]):
     assert len(rows) >= last, (len(rows), last)
     last, seen = len(rows), seen + 1
 print(seen, last)
-""", str(path), str(time.monotonic() + 6)],
+""", str(path), str(time.monotonic() + 3)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with Store.open(working_path(path), "write") as store:

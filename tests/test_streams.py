@@ -53,8 +53,10 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
         assert opened.rows("SELECT count(*) AS n FROM event") == [{"n": 0}]
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("arguments", [["explain"], ["explain", "--json"], ["sql", "causes"]])
+@pytest.mark.parametrize(
+    ("arguments", "buffered"),
+    [(["explain"], True), (["explain"], False), (["explain", "--json"], True), (["sql", "causes"], False)],
+)
 def test_a_full_stdout_is_one_line_and_a_failure(
     arguments: list[str], buffered: bool, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
