@@ -24,7 +24,7 @@ from kvtrace import __version__, messages
 from kvtrace.errors import KvtraceError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 DEBUG_VARIABLE = "KVTRACE_DEBUG"
 EXIT_FAILURE = 1
@@ -68,11 +68,10 @@ COMMANDS: dict[str, Command] = {
 
 
 @functools.cache
-def _built(name: str) -> Any:
-    """Return the command of that name as a click object; a process that asks again gets the same one."""
-    entry = COMMANDS[name]
+def _built(name: str, function: Callable[..., object]) -> Any:
+    """Return a function as the click object of that command; a process that asks again gets the same one."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, context_settings=entry.context_settings)(importlib.import_module(entry.module).command)
+    single.command(name, context_settings=COMMANDS[name].context_settings)(function)
     return typer.main.get_command(single)
 
 
@@ -85,7 +84,8 @@ class LazyCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Return the command of that name as a click object, or None."""
-        return _built(cmd_name) if cmd_name in COMMANDS else None
+        entry = COMMANDS.get(cmd_name)
+        return None if entry is None else _built(cmd_name, importlib.import_module(entry.module).command)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the list of commands without importing any."""

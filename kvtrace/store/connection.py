@@ -43,6 +43,7 @@ class Store:
         self._connection = connection
         self._descriptor = descriptor
         self._publications: dict[Path, Publication] = {}
+        self._arrow_schemas: dict[str, pa.Schema] = {}
 
     @classmethod
     def open(cls, path: str | Path, mode: Mode = "read", *, memory_bytes: int | None = None) -> Store:
@@ -98,9 +99,12 @@ class Store:
             return self._connection.sql(sql, params=dict(params) if params else None).to_arrow_table()
 
     def arrow_schema(self, table: str) -> pa.Schema:
-        """Return the Arrow schema of one of the store's tables."""
+        """Return the Arrow schema of one of the store's tables, which stays what it is while the store is open."""
         _known(table)
-        return self.arrow(f"SELECT * FROM {schema.quoted(table)} LIMIT 0").schema  # noqa: S608 -- a name of ours
+        if table not in self._arrow_schemas:
+            empty = self.arrow(f"SELECT * FROM {schema.quoted(table)} LIMIT 0")  # noqa: S608 -- a name of ours
+            self._arrow_schemas[table] = empty.schema
+        return self._arrow_schemas[table]
 
     def parameters(self, sql: str) -> set[str]:
         """Return the names of the parameters in `sql`, which must be exactly one statement."""
@@ -133,7 +137,8 @@ class Store:
         """Append rows given as mappings of all columns."""
         import pyarrow as pa  # costs readers, who append nothing, a quarter of a second
 
-        self.append(table, pa.Table.from_pylist(list(rows), schema=self.arrow_schema(table)))
+        if listed := list(rows):
+            self.append(table, pa.Table.from_pylist(listed, schema=self.arrow_schema(table)))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
