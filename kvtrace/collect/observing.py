@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvtrace import stages
 from kvtrace.legs import base_ids
@@ -74,6 +73,8 @@ class Audience:
         """Pass on events that were committed."""
         if not self._observers:
             return
+        import pyarrow.compute as pc  # costs every recording a twentieth of a second at its start
+
         self._newest_ns = max(self._newest_ns, pc.max(events.column("t_ns")).as_py() or 0)
         ends = events.filter(pc.is_in(events.column("stage").cast(pa.string()), _ENDS))
         names, times = (ends.column(name).cast(to) for name, to in (("request", pa.string()), ("t_ns", pa.int64())))
