@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import queue
 import re
+import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,54 +75,50 @@ class Tab:
         return base64.b64decode(reply["data"])
 
 
-@asynccontextmanager
-async def tab(chromium: str, address: str, width: int, height: int) -> AsyncIterator[Tab]:
-    """Open the address in a Chromium of its own, which ends with the block."""
+@contextmanager
+def running(chromium: str) -> Iterator[str]:
+    """Start a Chromium and return the address of its DevTools; it ends with the block."""
     with tempfile.TemporaryDirectory() as profile:
-        process = await asyncio.create_subprocess_exec(
-            chromium, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank",
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(
+            [chromium, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            endpoint = await _endpoint(process)
-            async with aiohttp.ClientSession() as session:
-                async with session.put(f"{endpoint}/json/new?about:blank") as reply:
-                    target = json.loads(await reply.text())
-                limit = 128 << 20
-                async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=limit) as socket:
-                    page = Tab(socket)
-                    await page.resize(width, height)
-                    await page.call("Page.navigate", url=address)
-                    yield page
+            yield _endpoint(process)
         finally:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+            process.terminate()
+            process.wait(START_SECONDS)
             # Its children let go of the profile a moment later.
-            await asyncio.sleep(0.3)
+            time.sleep(0.3)
 
 
-async def _endpoint(process: asyncio.subprocess.Process) -> str:
-    """Return the address of the browser's DevTools, which it says on stderr."""
-    assert process.stderr is not None
-    async with asyncio.timeout(START_SECONDS):
-        async for line in process.stderr:
-            if found := re.search(rb"DevTools listening on ws://([\d.:]+)/", line):
-                _drain(process.stderr)
-                return f"http://{found[1].decode()}"
-    raise RuntimeError("Chromium said nothing of its DevTools and ended")
+def _endpoint(process: subprocess.Popen[str]) -> str:
+    """Return the address that the browser says on stderr, and keep reading, so that it never waits for a reader."""
+    said: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for line in process.stderr or ():
+            if found := re.search(r"DevTools listening on ws://([\d.:]+)/", line):
+                said.put(f"http://{found[1]}")
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        return said.get(timeout=START_SECONDS)
+    except queue.Empty:
+        raise RuntimeError("Chromium said nothing of its DevTools") from None
 
 
-def _drain(stream: asyncio.StreamReader) -> None:
-    """Keep reading, so that the browser never waits for somebody to read what it says."""
-
-    async def read() -> None:
-        while await stream.read(1 << 16):
+@asynccontextmanager
+async def tab(endpoint: str, address: str, width: int, height: int) -> AsyncIterator[Tab]:
+    """Open the address in a tab of its own, which is closed with the block."""
+    async with aiohttp.ClientSession() as session:
+        async with session.put(f"{endpoint}/json/new?about:blank") as reply:
+            target = json.loads(await reply.text())
+        limit = 128 << 20
+        async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=limit) as socket:
+            page = Tab(socket)
+            await page.resize(width, height)
+            await page.call("Page.navigate", url=address)
+            yield page
+        async with session.get(f"{endpoint}/json/close/{target['id']}"):
             pass
-
-    task = asyncio.get_running_loop().create_task(read())
-    _READING.add(task)
-    task.add_done_callback(_READING.discard)
-
-
-_READING: set[asyncio.Task[None]] = set()

@@ -156,7 +156,7 @@ def frames(address: str, query: dict[str, Any]) -> list[dict[str, Any]]:
     return made
 
 
-def test_live_is_drawn_from_a_real_prometheus(tmp_path: Path) -> None:
+def test_live_is_drawn_from_a_real_prometheus(tmp_path: Path, chromium: str) -> None:
     """Every expression returns data, and 1,000 observations more add no series."""
     board = BOARDS[LIVE]
     asked: dict[str, int] = {}
@@ -170,7 +170,7 @@ def test_live_is_drawn_from_a_real_prometheus(tmp_path: Path) -> None:
 
         now_ms = round(time.time() * 1000)
         shown = opened_live(board, address, now_ms)
-        drawing = draw(shown, answer, PICTURES / f"{LIVE}.png", len(panels_of(LIVE)))
+        drawing = draw(chromium, shown, answer, PICTURES / f"{LIVE}.png", len(panels_of(LIVE)))
         after = int(samples(address, 'count({__name__=~"kvtrace_.*"})')[0]["value"][1])
 
     assert drawing.failures == []

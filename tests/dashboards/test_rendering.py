@@ -55,17 +55,13 @@ class Drawing:
     labels: list[str]
 
 
-def draw(shown: Shown, answer: Answer, picture: Path, expected: int) -> Drawing:
-    """Draw a board until `expected` panels have their data, and take its picture."""
+def draw(chromium: str, shown: Shown, answer: Answer, picture: Path, expected: int) -> Drawing:
+    """Draw a board until `expected` panels have their data; with KVTRACE_PICTURES set take its picture for people."""
     with served(tools.page(), shown, answer) as address:
-        drawing, whole, top = asyncio.run(_drawn(tools.chromium(), address, expected))
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_bytes(whole)
-    picture.with_name(f"{picture.stem}-top.png").write_bytes(top)
-    return drawing
+        return asyncio.run(_drawn(chromium, address, expected, picture))
 
 
-async def _drawn(chromium: str, address: str, expected: int) -> tuple[Drawing, bytes, bytes]:
+async def _drawn(chromium: str, address: str, expected: int, picture: Path) -> Drawing:
     async with browser.tab(chromium, address, WIDTH, 1000) as tab:
         assert await tab.until("window.boardHeight > 0", DRAWN_SECONDS), await tab.value("window.failures")
         height = await tab.value("window.boardHeight")
@@ -79,8 +75,15 @@ async def _drawn(chromium: str, address: str, expected: int) -> tuple[Drawing, b
         )
         labels = await tab.value("[...document.querySelectorAll('label')].map((label) => label.innerText)")
         drawn, failures, asked = [await tab.value(f"window.{name}") for name in ("drawn", "failures", "asked")]
-        drawing = Drawing(drawn, texts, failures, asked, labels)
-        return drawing, await tab.picture(WIDTH, height), await tab.picture(WIDTH, TOP_HEIGHT)
+        if os.environ.get("KVTRACE_PICTURES"):
+            _keep(picture, await tab.picture(WIDTH, height), await tab.picture(WIDTH, TOP_HEIGHT))
+        return Drawing(drawn, texts, failures, asked, labels)
+
+
+def _keep(picture: Path, whole: bytes, top: bytes) -> None:
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_bytes(whole)
+    picture.with_name(f"{picture.stem}-top.png").write_bytes(top)
 
 
 def panels_of(uid: str) -> list[dict[str, Any]]:
@@ -106,7 +109,7 @@ def span_of(store: Store) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("uid", ["kvtrace-handoff", "kvtrace-request"])
-def test_a_board_is_drawn_with_the_values_of_its_queries(uid: str, store_path: Path) -> None:
+def test_a_board_is_drawn_with_the_values_of_its_queries(uid: str, store_path: Path, chromium: str) -> None:
     panels = panels_of(uid)
     with Store.open(store_path) as store:
         slowest = store.rows("SELECT request_id FROM request WHERE ttft_ns IS NOT NULL ORDER BY ttft_ns DESC LIMIT 1")
@@ -118,7 +121,7 @@ def test_a_board_is_drawn_with_the_values_of_its_queries(uid: str, store_path: P
             answers[query["target"]["rawSql"]] = frames = answer(query)
             return frames
 
-        drawing = draw(shown, remembered, PICTURES / f"{uid}.png", len(panels))
+        drawing = draw(chromium, shown, remembered, PICTURES / f"{uid}.png", len(panels))
 
     assert drawing.failures == []
     assert drawing.drawn.keys() == {panel["title"] for panel in panels}
@@ -131,17 +134,17 @@ def test_a_board_is_drawn_with_the_values_of_its_queries(uid: str, store_path: P
         assert variable["label"] in drawing.labels
 
 
-def test_an_empty_store_shows_empty_panels_and_no_error(tmp_path: Path) -> None:
+def test_an_empty_store_shows_empty_panels_and_no_error(tmp_path: Path, chromium: str) -> None:
     uid = "kvtrace-handoff"
     with Store.open(write_empty(tmp_path / "run.duckdb")) as store:
         shown = opened(BOARDS[uid], store, FROM_MS, TO_MS)
-        drawing = draw(shown, answer_from(store), PICTURES / "empty.png", len(panels_of(uid)))
+        drawing = draw(chromium, shown, answer_from(store), PICTURES / "empty.png", len(panels_of(uid)))
 
     assert drawing.failures == []
     assert {title for title, state in drawing.drawn.items() if not state["empty"]} == {"Recorded", "Recorder"}
 
 
-def test_a_hostile_id_is_text_and_nothing_else(tmp_path: Path) -> None:
+def test_a_hostile_id_is_text_and_nothing_else(tmp_path: Path, chromium: str) -> None:
     """An id of markup, quotes and a variable's form, stored as a request's, asked for and drawn."""
     hostile = "<img src=x onerror=\"window.failures.push('xss')\">'; DROP TABLE request; -- ${run}"
     uid = "kvtrace-request"
@@ -150,7 +153,7 @@ def test_a_hostile_id_is_text_and_nothing_else(tmp_path: Path) -> None:
         store.execute("UPDATE request SET request_id = $id WHERE request_id = 'push-1'", {"id": hostile})
     with Store.open(path) as store:
         shown = opened(BOARDS[uid], store, FROM_MS, TO_MS, request=hostile)
-        drawing = draw(shown, answer_from(store), PICTURES / "hostile.png", len(panels_of(uid)))
+        drawing = draw(chromium, shown, answer_from(store), PICTURES / "hostile.png", len(panels_of(uid)))
 
     assert drawing.failures == []
     assert not drawing.drawn["Critical path"]["empty"]
