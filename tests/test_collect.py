@@ -121,7 +121,7 @@ def test_lost_records_are_counted_by_stage(spool: Path, output: Path) -> None:
     """A spent budget drops records and counts them; the store says which."""
     script = f"for i in range(60_000):\n    tracer.emit({STEP}, '', i)\n"
     spooled.run(script, spool, KVTRACE_SPOOL_BUDGET="1048576")
-    recorder = record_once(output, spool, analysis=None)
+    recorder = record_once(output, spool)
 
     kept = len(numbers(output))
     with Store.open(output) as store:
@@ -143,7 +143,7 @@ def test_garbage_is_named_once_and_skipped(spool: Path, output: Path) -> None:
     (spool / "random.kvt").write_bytes(good[:900] + os.urandom(8000))
     (spool / "folder.kvt").mkdir()
     (spool / "notes.txt").write_text("not ours at all")
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1, analysis=None)
     with recorder:
         recorder.start()
         time.sleep(1.5)

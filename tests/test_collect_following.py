@@ -31,7 +31,7 @@ def output(tmp_path: Path) -> Path:
 
 def test_folders_and_processes_may_come_later(spool: Path, output: Path) -> None:
     second = spool.with_name("second")
-    recorder = Recorder(output, [spool, second], {}, publish_interval_s=0.1)
+    recorder = Recorder(output, [spool, second], {}, publish_interval_s=0.1, analysis=None)
     with recorder:
         recorder.start()
         write(spool, 0, 10)
@@ -146,7 +146,7 @@ def test_a_backlog_that_was_not_analysed_before_a_crash_is_later(
         dying._pass(dying._store)
         dying._folders.close()
         dying._store.close()
-    record_once(output, spool)
+    record_once(output, spool, analysis=analyze.analyze)
 
     with Store.open(output) as store:
         assert [row["request_id"] for row in store.rows("FROM request")] == ["a"]
@@ -241,7 +241,7 @@ def test_snapshots_are_whole_while_recording(spool: Path, output: Path) -> None:
 
 
 def test_a_folder_that_is_removed_costs_only_what_was_in_it(spool: Path, output: Path) -> None:
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.1, analysis=None)
     with recorder:
         recorder.start()
         write(spool, 0, 10)

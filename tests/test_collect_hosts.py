@@ -83,7 +83,7 @@ def test_a_copy_that_is_renewed_goes_on_where_it_was(spool: Path, output: Path) 
     writer = emit.Emitter(source)
     copied = spool
     copied.mkdir()
-    recorder = Recorder(output, [copied], {}, publish_interval_s=0.1)
+    recorder = Recorder(output, [copied], {}, publish_interval_s=0.1, analysis=None)
 
     def synchronise() -> None:
         for path in source.glob("*.kvt"):

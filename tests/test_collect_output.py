@@ -112,7 +112,7 @@ def test_a_failed_publication_is_tried_again(spool: Path, output: Path, monkeypa
         return publish(store, target, whole=whole)
 
     monkeypatch.setattr(Store, "publish", flaky)
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=None)
     with recorder:
         recorder.start()
         write(spool, 0, 10)

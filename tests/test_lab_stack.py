@@ -25,12 +25,18 @@ STAND_INS = str(Path(__file__).parent / "stand_ins")
 DEADLINE_S = 30.0
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache of these tests' own, in which the first lab leaves its model to the others."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give labs a temporary folder and a cache of the test's own, and check that processes are gone."""
+def temporary(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give labs a temporary folder of the test's own, and check that processes are gone."""
     folder = Path(tempfile.mkdtemp(prefix="kvt-"))  # short: Unix sockets lie below it
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(stack, "require", lambda: None)
     monkeypatch.setattr(pollers, "IDLE_S", 0.01)  # stand-ins do not poll
     monkeypatch.setattr(pollers, "SAMPLE_S", 0.05)
@@ -201,8 +207,14 @@ def test_interrupted_while_starting_it_leaves_nothing_behind(temporary: Path) ->
     assert list(temporary.iterdir()) == []
 
 
-def test_commands_are_those_of_the_processes_environment_and_all(temporary: Path) -> None:
-    with _lab(arguments=("--seed", "7")) as lab:
+def test_commands_are_those_of_the_processes_environment_and_all(temporary: Path, tmp_path: Path) -> None:
+    """Options of all engines, of one role's, of one name's: each reaches whom it is for."""
+    named = {"prefill-1": {"FAULT": "one"}, "prefill": {"PYTHONPATH": STAND_INS, "FAULT": "all"}}
+    others = {"max_num_seqs": 2, "tensor_parallel_size": 2, "arguments": ("--seed", "9")}
+    with _lab(
+        prefill=2, arguments=("--seed", "7"), environment=named, spool=tmp_path / "events", verify_kv=0.25,
+        overrides={"decode": others},
+    ) as lab:  # fmt: skip
         for name, pid in [(one.name, one.pid) for one in lab.engines] + [("router", lab.router.pid)]:
             words = shlex.split(lab.commands[name])
             settings = {}
@@ -213,21 +225,23 @@ def test_commands_are_those_of_the_processes_environment_and_all(temporary: Path
 
             assert words == (process / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
             assert settings.items() <= _environment(process).items()
-        assert lab.commands["prefill-0"].endswith("--seed 7")
-
-
-def test_one_roles_engines_can_have_other_options_and_all_the_rate_of_checking(temporary: Path) -> None:
-    others = {"max_num_seqs": 2, "tensor_parallel_size": 2, "arguments": ("--seed", "9")}
-    with _lab(verify_kv=0.25, overrides={"decode": others}) as lab:
+        assert lab.spool == tmp_path / "events"
+        faults = [_environment(Path(f"/proc/{one.pid}")).get("FAULT") for one in lab.engines]
         prefill, decode = lab.commands["prefill-0"], lab.commands["decode-0"]
+        everybodys = list(lab.commands.values())
 
-        assert "--max-num-seqs 16" in prefill
-        assert "--max-num-seqs 2" in decode
-        assert decode.endswith("--seed 9")
-        assert "TORCHDYNAMO_DISABLE=1" in decode
-        assert "TORCHDYNAMO_DISABLE" not in prefill
-        assert not prefill.endswith("--seed 9")
-        assert all("KVTRACE_VERIFY_KV=0.25" in line for line in lab.commands.values())
+    assert faults == ["all", "one", None]
+    assert "--max-num-seqs 16" in prefill
+    assert "--max-num-seqs 2" in decode
+    assert prefill.endswith("--seed 7")
+    assert decode.endswith("--seed 9")
+    assert "TORCHDYNAMO_DISABLE=1" in decode
+    assert "TORCHDYNAMO_DISABLE" not in prefill
+    assert all("KVTRACE_VERIFY_KV=0.25" in line for line in everybodys)
+    assert all(f"KVTRACE_SPOOL={tmp_path}/events" in line for line in everybodys)
+    assert "instrumented_connectors.nixl" in decode
+    assert "--middleware instrumented_connectors.middleware.TraceMiddleware" in decode
+    assert (tmp_path / "events").is_dir()
 
 
 def _environment(process: Path) -> Mapping[str, str]:
@@ -243,24 +257,6 @@ def test_stock_engines_are_told_nothing_of_kvtrace(temporary: Path, monkeypatch:
             assert "instrumented_connectors" not in lab.commands[one.name]
             assert "KVTRACE_SPOOL" not in _environment(Path(f"/proc/{one.pid}"))
         assert lab.spool is None
-
-
-def test_instrumented_engines_write_to_the_folder_given(temporary: Path, tmp_path: Path) -> None:
-    with _lab(spool=tmp_path / "events") as lab:
-        assert lab.spool == tmp_path / "events"
-        assert all(f"KVTRACE_SPOOL={tmp_path}/events" in line for line in lab.commands.values())
-        assert "instrumented_connectors.nixl" in lab.commands["decode-0"]
-        assert "--middleware instrumented_connectors.middleware.TraceMiddleware" in lab.commands["decode-0"]
-
-    assert (tmp_path / "events").is_dir()
-
-
-def test_variables_of_a_name_win_over_those_of_its_role(temporary: Path) -> None:
-    named = {"prefill-1": {"FAULT": "one"}, "prefill": {"PYTHONPATH": STAND_INS, "FAULT": "all"}}
-    with _lab(prefill=2, environment=named) as lab:
-        faults = [_environment(Path(f"/proc/{one.pid}")).get("FAULT") for one in lab.engines]
-
-    assert faults == ["all", "one", None]
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "shove"}, {"prefill": 0}, {"decode": 0}])

@@ -16,6 +16,8 @@ import pytest
 from kvtrace import cli
 from kvtrace.cli import recording
 from kvtrace.store import Store
+from tests import exported
+from tests.trace import push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,9 +106,9 @@ def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path
     assert set(spool_folders(tmp_path / "temporary")) == before, "the private folder is removed"
 
 
-def test_options_of_the_command_are_the_commands(tmp_path: Path) -> None:
-    ended = run("-o", tmp_path / "run.duckdb", "echo", "--force", "-o", "x")
-    assert (ended.returncode, ended.stdout) == (0, "--force -o x\n")
+def test_options_of_the_command_are_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), "echo", "--force", "-o", "x"]) == 0
+    assert capfd.readouterr().out == "--force -o x\n"
 
 
 def test_a_signal_reaches_the_command_and_the_store_is_whole(tmp_path: Path, emitter: list[str]) -> None:
@@ -121,13 +123,16 @@ def test_a_signal_reaches_the_command_and_the_store_is_whole(tmp_path: Path, emi
     assert events(store) >= 3 * (3 + len(out.splitlines()))
 
 
-def test_an_existing_store_is_overwritten_only_with_force(tmp_path: Path, emitter: list[str]) -> None:
-    store = tmp_path / "run.duckdb"
-    assert run("-o", store, "--", *emitter, "1", "0", "0").returncode == 0
-    refused = run("-o", store, "--", *emitter, "2", "0", "0")
-    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
-    assert "--force" in refused.stderr
-    assert events(store) == 3
+def test_an_existing_store_is_overwritten_only_with_force(
+    tmp_path: Path, emitter: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = exported.write(tmp_path / "run.duckdb", push())
+    before = store.read_bytes()
+    assert cli.main(["record", "-o", str(store), "--", *emitter, "2", "0", "0"]) == 1
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "--force" in err
+    assert store.read_bytes() == before
     assert run("-o", store, "--force", "--", *emitter, "2", "0", "0").returncode == 0
     assert events(store) == 6
 
@@ -189,8 +194,9 @@ def test_nothing_is_started_or_written_where_it_cannot_end_well(
     assert list(Path().iterdir()) == []
 
 
-def test_the_default_name_says_what_and_when(tmp_path: Path) -> None:
-    assert run("--", "/bin/true", cwd=tmp_path).returncode == 0
+def test_the_default_name_says_what_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["record", "--", "/bin/true"]) == 0
     (store,) = tmp_path.glob("kvtrace-true-*.duckdb")
     time.strptime(store.stem.removeprefix("kvtrace-true-"), "%Y%m%d-%H%M%S")
 
@@ -204,7 +210,7 @@ def test_once_takes_what_is_there_and_leaves_it_there(tmp_path: Path, emitter: l
         stdout=subprocess.DEVNULL,
     )
     for name in ("a.duckdb", "b.duckdb"):
-        assert run("-o", tmp_path / name, "--spool", spool, "--once").returncode == 0
+        assert cli.main(["record", "-o", str(tmp_path / name), "--spool", str(spool), "--once"]) == 0
         assert events(tmp_path / name) == 6
 
 
@@ -250,14 +256,19 @@ def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicate
 
 def test_the_spool_of_what_still_runs_is_kept_and_named(tmp_path: Path, emitter: list[str]) -> None:
     store = tmp_path / "run.duckdb"
-    command = f"setsid {' '.join(emitter)} 40 0.1 0 >/dev/null 2>&1 </dev/null & sleep 1"
+    output = tmp_path / "output"
+    os.mkfifo(output)
+    held = os.open(output, os.O_RDWR)  # so that nobody waits for a reader
+    command = f"setsid {' '.join(emitter)} 40 0.1 0 >{output} 2>&1 </dev/null & sleep 1"
     ended = run("-o", store, "--", "bash", "-c", command)
     assert ended.returncode == 0
     (kept,) = [line for line in ended.stderr.splitlines() if "is kept" in line]
     folder = Path(kept.split()[1])
     assert folder.is_dir()
-    wait_until(lambda: subprocess.run(["pgrep", "-f", emitter[1]], capture_output=True, check=False).returncode == 1)
-    assert run("-o", tmp_path / "rest.duckdb", "--spool", folder, "--once").returncode == 0
+    with output.open() as told:
+        os.close(held)
+        assert told.readlines()[-1] == "39\n"  # the pipe has an end once its last writer has
+    assert cli.main(["record", "-o", str(tmp_path / "rest.duckdb"), "--spool", str(folder), "--once"]) == 0
     assert not folder.exists()
 
 
