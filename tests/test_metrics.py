@@ -159,11 +159,11 @@ def test_every_series_bears_the_runs_labels_and_the_tables_metrics_only(shown: t
 
 
 def test_series_do_not_grow_with_requests(tmp_path: Path) -> None:
-    """A thousand distinct ids leave as many series as twenty, and no id is among the labels."""
+    """Three hundred distinct ids leave as many series as twenty, and no id is among the labels."""
     few, _ = record(tmp_path / "few", *many(20))
-    text, output = record(tmp_path / "many", *many(1000))
+    text, output = record(tmp_path / "many", *many(300))
 
-    assert total(samples(text), "kvtrace_requests_total") == 1000
+    assert total(samples(text), "kvtrace_requests_total") == 300
     assert {key for key in samples(text)} == {key for key in samples(few)}  # noqa: C416 -- keys, not values
     assert "kvt-0" not in text
     assert output.exists()
