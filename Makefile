@@ -66,8 +66,13 @@ lint: $(VENV)/stamp ## style, types, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
+# pytest rewrites every test's assertions when it is first read: once here, else by each of its processes at the same time.
+$(VENV)/collected: $(VENV)/stamp $(wildcard tests/*.py tests/*/*.py)
+	@$(BIN)/pytest -q --collect-only >/dev/null || true
+	@touch $@
+
 test: ## lint, then all tests, real engines and public load generators included
-	@$(MAKE) -j4 lint test-clients $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
+	@$(MAKE) -j4 lint test-clients $(VENV)/collected $(DASHBOARDS)/stamp $(DASHBOARDS)/recording.duckdb
 	@tests/in_memory $(BIN)/pytest -q --durations=10 $(PARALLEL) -m "not engine"
 	@if test -e $(VENV)/without-engine; then \
 	  echo "no engine for this platform: tests with engines are left out" >&2; \
