@@ -25,7 +25,7 @@ from kvtrace.lab import program
 from tests.engine import sites, template_process
 
 SERVER = ("-m", template_process.MODULES[0])
-READ_WHEN_LOADED = ("OMP_", "KMP_", "UCX_", "MKL_", "LD_")
+READ_WHEN_LOADED = ("OMP_", "KMP_", "UCX_", "MKL_", "LD_", "TORCH")
 """Variables so named are read by libraries once, so that a child cannot be given others."""
 WARNING = "the process that engines are forked from has ended"
 
