@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvtrace import profiler
+from tests.engine import template
 from tests.engine.deployment import Deployment
 from tests.otlp_receiver import Received, over_grpc, over_http
 from tests.pyroscope_stand_in import StandIn, stand_in
@@ -75,8 +76,9 @@ def _mode(item: pytest.Item) -> str:
 def deployments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployments]:
     """Hand out labs; none is left at the end."""
     labs = Deployments(tmp_path_factory.mktemp("labs"))
-    yield labs
-    labs.close()
+    with template.forking():
+        yield labs
+        labs.close()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from kvtrace.lab.engine import Engine, EngineOptions, Role, describe
 from kvtrace.store import Store
 from tests.engine import programs, sites
 from tests.engine.conftest import Deployments
+from tests.engine.deployment import SMALL_CACHE
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -72,7 +73,8 @@ def start(name: str, folder: Path, number: int, *before: str, path: str = "") ->
 
     `path` is the PYTHONPATH that the user has set.
     """
-    engine = describe(Role.DECODE, number, EngineOptions("pull", instrumented=False), folder, model.build(), {})
+    options = EngineOptions("pull", instrumented=False, arguments=SMALL_CACHE)
+    engine = describe(Role.DECODE, number, options, folder, model.build(), {})
     store, log = folder / f"{name}.duckdb", folder / f"{name}.log"
     words = [word.replace("URL", engine.url) for word in before]
     assert not any("instrumented" in word for word in engine.command)
