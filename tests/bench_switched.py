@@ -1,11 +1,14 @@
-"""What tracing costs serving, in one deployment: switched on and off while it runs, in alternating blocks.
+"""What tracing costs serving, in one deployment: switched on and off while it runs, by turns from request to request.
 
-    python -m tests.bench_switched [--mode push pull] [--minutes 6] [--json FILE]
+    python -m tests.bench_switched [--mode push pull] [--minutes 5] [--sides prefill decode router] [--json FILE]
 
 Two deployments differ for their whole life by several percent, whichever of them is instrumented (`bench_serving`), so
-here both kinds of block are of the same processes. What this leaves out is the way through hooks that are attached and
-switched off: some dozens of calls a request, of which `bench_emit` says what each costs. Blocks, figures and intervals
-are those of `bench_serving`.
+here both kinds of request are served by the same processes. The machine's speed drifts within seconds: neighbours of a
+few hundred ms share it, blocks of a dozen requests do not (on the same requests their intervals are twice as wide).
+What this leaves out is the way through hooks that are attached and switched off: some dozens of calls a request, of
+which `bench_emit` says what each costs. With `--sides` only these switch, the others trace throughout. Each pair asks
+the same prompt, in turn first with and first without; its figure is the ratio on / off, and the interval is the 95 %
+bootstrap interval of the mean log ratio over pairs.
 """
 
 from __future__ import annotations
@@ -17,55 +20,69 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvtrace.lab import stack
 from tests import spooled
-from tests.bench_serving import FIGURES, REQUESTS_A_BLOCK, WARM_UP, ask, describe, interval, processor_ns, summary
+from tests.bench_serving import FIGURES, ask, describe, interval, processor_ns, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SITE = Path(__file__).parent / "switch_site"
-SETTLE_S = 0.3
+SETTLE_S = 0.04
 """Longer than a process takes to look at the switch."""
+WARM_UP = 8
+SIDES = ("prefill", "decode", "router")
+STATES = {"off": b"\0", "on": b"\1"}
 
 
-def block(lab: stack.Lab, switch: Path, state: str, seed: int) -> dict[str, float]:
-    """Run one block with tracing on or off; return its figures."""
-    switch.write_text(state)
-    time.sleep(SETTLE_S)
-    ask(lab, WARM_UP, seed + 100_000)
+class Switch:
+    """The file that says whether the deployment's processes trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(STATES["on"])
+
+    def turn(self, state: str) -> None:
+        """Turn tracing on or off, in place since processes have mapped the file, and wait until all have seen it."""
+        with self.path.open("r+b") as file:
+            file.write(STATES[state])
+        time.sleep(SETTLE_S)
+
+
+def serve(lab: stack.Lab, switch: Switch, state: str, seed: int) -> dict[str, float]:
+    """Serve one request with tracing on or off; return its figures."""
+    switch.turn(state)
     before_ns = processor_ns(lab)
-    result = ask(lab, REQUESTS_A_BLOCK, seed)
+    result = ask(lab, 1, seed)
     return summary(result, processor_ns(lab) - before_ns)
 
 
-def measure(mode: str, seconds: float) -> dict[str, object]:
-    """Return the relative differences of one mode, on against off, with their intervals."""
+def measure(mode: str, seconds: float, sides: Sequence[str] = SIDES) -> dict[str, object]:
+    """Return the relative differences of one mode, on against off, with their intervals; only `sides` switch."""
     pairs: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
-        switch, spool = Path(folder) / "switch", Path(folder) / "spool"
-        switch.write_text("on")
-        variables = {"PYTHONPATH": str(SITE), "KVTRACE_BENCH_SWITCH": str(switch)}
-        environment = dict.fromkeys(("prefill", "decode", "router"), variables)
+        switch, spool = Switch(Path(folder) / "switch"), Path(folder) / "spool"
+        variables = {"PYTHONPATH": str(SITE), "KVTRACE_BENCH_SWITCH": str(switch.path)}
+        environment = dict.fromkeys(sides, variables)
         with stack.Lab(mode, quiet=True, spool=spool, environment=environment) as lab:
-            block(lab, switch, "on", 900)  # first contact of the engines
-            check_switch(lab, switch, spool)
+            ask(lab, WARM_UP, 900)  # first contact of the engines
+            if set(sides) == set(SIDES):
+                check_switch(lab, switch, spool)
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s or len(pairs) < 2:
                 order = ("off", "on") if len(pairs) % 2 == 0 else ("on", "off")
-                found = {state: block(lab, switch, state, len(pairs)) for state in order}
+                found = {state: serve(lab, switch, state, len(pairs)) for state in order}
                 pairs.append({name: math.log(found["on"][name] / found["off"][name]) for name in FIGURES})
-    return {
-        "mode": mode,
-        "requests_a_side": len(pairs) * REQUESTS_A_BLOCK,
-        **{name: interval([pair[name] for pair in pairs]) for name in FIGURES},
-    }
+    return {"mode": mode, "requests_a_side": len(pairs), **{n: interval([one[n] for one in pairs]) for n in FIGURES}}
 
 
-def check_switch(lab: stack.Lab, switch: Path, spool: Path) -> None:
-    """End the bench unless a block writes events while tracing is on, and none while it is off."""
+def check_switch(lab: stack.Lab, switch: Switch, spool: Path) -> None:
+    """End the bench unless a request writes events while tracing is on, and none while it is off."""
     counts = []
     for state in ("off", "on"):
-        switch.write_text(state)
-        time.sleep(SETTLE_S)
+        switch.turn(state)
         before = requests_in(spool)
         ask(lab, 2, 800)
         counts.append(len(requests_in(spool) - before))
@@ -82,14 +99,16 @@ def main() -> None:
     """Measure the asked modes and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", nargs="+", choices=("push", "pull"), default=["push", "pull"])
-    parser.add_argument("--minutes", type=float, default=6.0, help="time that a mode is measured")
+    parser.add_argument("--minutes", type=float, default=5.0, help="time that a mode is measured")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="whose tracing is switched")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     figures = []
     for mode in arguments.mode:
-        figure = measure(mode, arguments.minutes * 60)
+        figure = measure(mode, arguments.minutes * 60, arguments.sides)
         figures.append(figure)
-        print(f"{mode}: tracing on against off, {figure['requests_a_side']} requests a side")  # noqa: T201
+        whose = ", ".join(arguments.sides)
+        print(f"{mode}: tracing of {whose} on against off, {figure['requests_a_side']} requests a side")  # noqa: T201
         for name in FIGURES:
             print(f"  {name:<11}{describe(figure[name])}")  # type: ignore[arg-type]  # noqa: T201
         sys.stdout.flush()
