@@ -128,7 +128,7 @@ def test_only_an_index_that_answers_makes_a_set_up_without_engine(stub: Path, ha
 
 
 def test_a_package_that_an_interruption_cut_short_is_installed_anew(stub: Path) -> None:
-    """uv and pip write INSTALLER behind a package's files, and count a package without it as installed."""
+    """INSTALLER is written behind a package's files, and a package without it counts as installed for uv and pip."""
     site = stub.parent / "a venv/lib/python3.11/site-packages"
     for name, files in {"a-1.dist-info": ("METADATA", "RECORD"), "b-1.dist-info": ("RECORD", "INSTALLER")}.items():
         (site / name).mkdir(parents=True)
