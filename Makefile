@@ -39,7 +39,7 @@ $(CLIENTS)/stamp: requirements/clients.txt requirements/fetch.py
 
 $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
 	@tests/dashboards/set_up $(DASHBOARDS) "$(PYTHON)"
-	@touch $@
+	@test -e $(DASHBOARDS)/left-out || touch $@
 
 # What the boards are drawn from, beside a store made up: real engines, where there are any.
 $(DASHBOARDS)/recording.duckdb: $(VENV)/primed
