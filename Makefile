@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
-PACKAGES := kvtrace instrumented_connectors tests
+PACKAGES := kvtrace instrumented_connectors requirements tests
 PARALLEL := -n 4 --dist worksteal
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
@@ -22,8 +22,8 @@ help: ## show this list
 
 setup: $(VENV)/primed ## install everything into .venv
 
-$(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/install requirements/fetch pyproject.toml
-	@requirements/install $(VENV) $(PYTHON)
+$(VENV)/stamp: requirements/dev.txt requirements/cpu-engine.txt requirements/install requirements/fetch.py requirements/uv.txt pyproject.toml
+	@requirements/install $(VENV) "$(PYTHON)"
 	@touch $@
 
 # What the engine imports, as byte code: else every process of the first lab would work it out for itself.
@@ -31,21 +31,21 @@ $(VENV)/primed: $(VENV)/stamp requirements/prime
 	@requirements/prime $(VENV)
 	@touch $@
 
-$(CLIENTS)/stamp: requirements/clients.txt requirements/fetch
+$(CLIENTS)/stamp: requirements/clients.txt requirements/fetch.py
 	@echo "installing public load generators into $(CLIENTS)" >&2
-	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv --without-pip $(CLIENTS)
-	@requirements/fetch $(CLIENTS) $(PYTHON) requirements/clients.txt
+	@test -x $(CLIENTS)/bin/python || "$(PYTHON)" -m venv --without-pip $(CLIENTS)
+	@"$(PYTHON)" requirements/fetch.py $(CLIENTS) requirements/clients.txt
 	@touch $@
 
 $(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
-	@tests/dashboards/set_up $(DASHBOARDS) $(PYTHON)
-	@touch $@
+	@tests/dashboards/set_up $(DASHBOARDS) "$(PYTHON)"
+	@test -e $(DASHBOARDS)/left-out || touch $@
 
 # What the boards are drawn from, beside a store made up: real engines, where there are any.
 $(DASHBOARDS)/recording.duckdb: $(VENV)/primed
 	@mkdir -p $(DASHBOARDS)
 	@if test -e $(VENV)/without-engine; then exit 0; fi; \
-	PYTHONPATH=$(CURDIR)/tests/engine/start_site $(BIN)/kvtrace record -o $@ --force --lab push $(DEMO) >/dev/null
+	PYTHONPATH="$(CURDIR)/tests/engine/start_site" $(BIN)/kvtrace record -o $@ --force --lab push $(DEMO) >/dev/null
 
 demo: setup ## record and explain one push and one pull run of real engines
 	@if test -e $(VENV)/without-engine; then echo "make demo: no engine for this platform; see make setup" >&2; exit 1; fi

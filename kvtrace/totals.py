@@ -56,6 +56,7 @@ METRICS: tuple[Metric, ...] = (
         "late notifications", "vllm:nixl_num_notifications_after_expiry_total", {}, lambda one: one.late_notifications
     ),
 )
+_SUMS = ("prompt tokens", "bytes", "descriptors")
 _BY_TELEMETRY = ("transfers", "bytes", "descriptors")
 
 
@@ -98,7 +99,7 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float], o
         return AGREES
     if theirs is None:
         return "this vLLM has no such metric"
-    if name in _BY_TELEMETRY and not values.get("transfers") and ours.transfers:
+    if name in _BY_TELEMETRY and ours.transfers and not any(values.get(other) for other in _BY_TELEMETRY):
         return "vLLM counts transfers by NIXL's telemetry, which is off"
     if name == "descriptors" and 0 < theirs < own and values.get("bytes") == ours.moved_bytes:
         return "NIXL joins neighbouring descriptors and counts them as one; the bytes are the same"
@@ -106,6 +107,8 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float], o
         return "vLLM does not count a request whose client leaves while the engine finishes it"
     if name == "prompt tokens" and 0 < own - theirs <= ours.unfinished_prompt_tokens:
         return "vLLM counts a prompt when its first token is made; these requests ended before"
-    if theirs > own and ours.lost_records:
+    # One lost record can hide many tokens and bytes, and no more than one request or transfer.
+    most = float("inf") if name in _SUMS else ours.lost_records
+    if ours.lost_records and 0 < theirs - own <= most:
         return f"{ours.lost_records} records of this engine were lost"
     return UNEXPLAINED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace import cli
+from kvtrace import cli, stages
 from kvtrace.analyze import analyze
 from kvtrace.lab import metrics
 from kvtrace.report import selection
@@ -16,7 +16,7 @@ from kvtrace.report import totals as report
 from kvtrace.store import Store
 from kvtrace.totals import METRICS, UNEXPLAINED, Recorded, Total, compare
 from tests.test_analyze import fill
-from tests.trace import pull, push
+from tests.trace import MS, START_NS, D, pull, push
 
 OURS = Recorded(
     requests=3, prompt_tokens=1800, unfinished_prompt_tokens=0, transfers=3, moved_bytes=3_900_000, descriptors=60
@@ -76,6 +76,11 @@ def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     assert apart(compared(departed, requests_finished=4)) == {"requests finished": UNEXPLAINED}
     assert lost == {"transfers": "9 records of this engine were lost"}
     assert apart(compared(replace(OURS, transfers=4, lost_records=9))) == {"transfers": UNEXPLAINED}
+    assert apart(compared(replace(OURS, transfers=1, lost_records=1))) == {"transfers": UNEXPLAINED}
+    assert apart(compared(replace(OURS, moved_bytes=1, lost_records=1))) == {
+        "bytes": "1 records of this engine were lost"
+    }
+    assert apart(compared(transfers=0))["transfers"] == UNEXPLAINED
 
 
 def test_what_a_release_does_not_tell_is_no_zero() -> None:
@@ -140,3 +145,21 @@ def test_explain_shows_the_totals_of_a_run_that_has_them(tmp_path: Path, capsys:
     assert len(json.loads(capsys.readouterr().out)["totals"]) == 16
     assert cli.main(["explain", str(path), "--json"]) == 0
     assert "totals" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("asks_again", "departed"), [(False, 1), (True, 0)])
+def test_a_client_that_left_an_earlier_attempt_did_not_leave_this_one(
+    tmp_path: Path, asks_again: bool, departed: int
+) -> None:
+    """One id, asked for again: the engine finished the attempt that was answered, so vLLM has counted it."""
+    trace = pull("a").without("decode.http_received", "decode.http_done")
+    finished_ms = (max(event.t_ns for event in trace.events if event.stage == "decode.finished") - START_NS) / MS
+    trace.at(0.1, stages.DECODE_HTTP_RECEIVED, "a", process=D)
+    trace.at(finished_ms - 2, stages.DECODE_HTTP_DISCONNECTED, "a", process=D)
+    if asks_again:
+        trace.at(finished_ms - 1, stages.DECODE_HTTP_RECEIVED, "a", process=D)
+        trace.at(finished_ms + 1, stages.DECODE_HTTP_DONE, "a", process=D)
+    with Store.open(tmp_path / "run.duckdb", "write") as opened:
+        fill(opened, trace)
+        analyze(opened)
+        assert len(report._departed(opened)) == departed

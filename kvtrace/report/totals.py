@@ -52,11 +52,15 @@ FROM seen AS s LEFT JOIN posted USING (engine) LEFT JOIN lost USING (engine)
 GROUP BY engine
 """
 
-_LEFT = ["prefill.http_disconnected", "decode.http_disconnected"]
-_FINISHED = ["prefill.finished", "decode.finished"]
-_REACHED_SQL = """
-SELECT DISTINCT p.engine, e.request FROM event AS e JOIN engine_process AS p USING (process)
-WHERE p.engine <> '' AND list_contains($stages, e.stage::VARCHAR)
+_EXCHANGES_SQL = """
+SELECT p.engine, e.request, e.t_ns, split_part(e.stage::VARCHAR, '.http_', 2) AS what
+FROM event AS e JOIN engine_process AS p USING (process) WHERE p.engine <> '' AND e.request IN (
+  SELECT request FROM event WHERE stage IN ('prefill.http_disconnected', 'decode.http_disconnected')
+) AND e.stage::VARCHAR SIMILAR TO '(prefill|decode)\\.http_(received|done|disconnected)' ORDER BY e.t_ns
+"""
+_FINISHED_SQL = """
+SELECT p.engine, e.request, max(e.t_ns) AS t_ns FROM event AS e JOIN engine_process AS p USING (process)
+WHERE p.engine <> '' AND stage IN ('prefill.finished', 'decode.finished') GROUP BY ALL
 """
 
 
@@ -77,12 +81,25 @@ def totals(store: Store, run: Mapping[str, str]) -> list[Total]:
 
 
 def _departed(store: Store) -> list[tuple[str, str]]:
-    """Return by engine the requests that it finished and whose peer had left its HTTP server."""
-    left = {(row["engine"], row["request"]) for row in store.rows(_REACHED_SQL, {"stages": _LEFT})}
-    if not left:
+    """Return by engine the requests that it finished and whose peer had left its HTTP server, not an earlier peer."""
+    exchanges: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for row in store.rows(_EXCHANGES_SQL):
+        exchanges.setdefault((row["engine"], row["request"]), []).append((row["t_ns"], row["what"]))
+    if not exchanges:
         return []
-    finished = ((row["engine"], row["request"]) for row in store.rows(_REACHED_SQL, {"stages": _FINISHED}))
-    return [(engine, name) for engine, name in finished if any((engine, base) in left for base in base_ids(name))]
+    return [
+        (row["engine"], row["request"])
+        for row in store.rows(_FINISHED_SQL)
+        if any(_was_left(exchanges.get((row["engine"], base), ()), row["t_ns"]) for base in base_ids(row["request"]))
+    ]
+
+
+def _was_left(exchanges: Sequence[tuple[int, str]], finished_ns: int) -> bool:
+    """Return whether the peer left whose request came last before that; a client may ask again under one id."""
+    begun = max(
+        (n for n, (t_ns, what) in enumerate(exchanges) if what == "received" and t_ns <= finished_ns), default=0
+    )
+    return next((what for _, what in exchanges[begun:] if what != "received"), "") == "disconnected"
 
 
 def sentence(found: Sequence[Total]) -> str:
