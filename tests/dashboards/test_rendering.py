@@ -56,7 +56,7 @@ class Drawing:
 
 
 def draw(chromium: str, shown: Shown, answer: Answer, picture: Path, expected: int) -> Drawing:
-    """Draw a board until `expected` panels have their data; with KVTRACE_PICTURES set take its picture for people."""
+    """Draw a board until `expected` panels have their data, and keep its picture for people to look at."""
     with served(tools.page(), shown, answer) as address:
         return asyncio.run(_drawn(chromium, address, expected, picture))
 
@@ -75,8 +75,7 @@ async def _drawn(chromium: str, address: str, expected: int, picture: Path) -> D
         )
         labels = await tab.value("[...document.querySelectorAll('label')].map((label) => label.innerText)")
         drawn, failures, asked = [await tab.value(f"window.{name}") for name in ("drawn", "failures", "asked")]
-        if os.environ.get("KVTRACE_PICTURES"):
-            _keep(picture, await tab.picture(WIDTH, height), await tab.picture(WIDTH, TOP_HEIGHT))
+        _keep(picture, await tab.picture(WIDTH, height), await tab.picture(WIDTH, TOP_HEIGHT))
         return Drawing(drawn, texts, failures, asked, labels)
 
 
