@@ -67,8 +67,8 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
-        prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT)),
-        output_tokens=_payload(request, (stages.DECODE_FINISHED, stages.CLIENT_DONE)),
+        prompt_tokens=_tokens(request, stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT),
+        output_tokens=_tokens(request, stages.DECODE_FINISHED, stages.CLIENT_DONE),
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
@@ -278,9 +278,10 @@ def _blocks(request: Request) -> Blocks:
     )
 
 
-def _payload(request: Request, from_stages: tuple[stages.Stage, ...]) -> int:
-    for stage in from_stages:
-        events: list[Event] | None = request.events.get(stage.name)
-        if events:
+def _tokens(request: Request, *told_by: stages.Stage) -> int | None:
+    """Return the count of the first of these stages that tells one, None where none does."""
+    for stage in told_by:
+        events = request.events.get(stage.name)
+        if events and (events[0].a or stage.where is not stages.Where.CLIENT):  # a client that does not say has 0
             return events[0].a
-    return 0
+    return None

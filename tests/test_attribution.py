@@ -8,7 +8,7 @@ import pytest
 
 from kvtrace import stages
 from kvtrace.model import Process
-from tests.trace import D_API, MS, PROCESSES, D, P, Trace, causes_ms, check_tiles, pull, push
+from tests.trace import D_API, MS, PROCESSES, ROUTER, D, P, Trace, causes_ms, check_tiles, pull, push
 
 PUSH_CAUSES = {
     "router.decide": 0.5, "router.dispatch": 0.5, "prefill.hop": 1, "prefill.frontend": 1, "prefill.step_boundary": 1,
@@ -289,3 +289,13 @@ def test_a_poll_that_the_path_rests_on_is_not_beside_it() -> None:
 
     assert causes_ms(answer)["wire"] == 5
     assert "sender.poll" not in {hidden.cause for hidden in answer.hidden}
+
+
+def test_a_length_that_nobody_told_is_unknown_and_not_0() -> None:
+    """A client may leave its lengths out, and a router does not count tokens."""
+    of_client = Trace().at(0, stages.CLIENT_SENT, "r1", 0, process=ROUTER).at(9, stages.CLIENT_DONE, "r1", 0)
+    counted = Trace().at(0, stages.CLIENT_SENT, "r1", 600, process=ROUTER).at(9, stages.CLIENT_DONE, "r1", 5)
+    of_router = Trace().at(0, stages.ROUTER_RECEIVED, "r1").at(9, stages.ROUTER_FIRST_TOKEN, "r1")
+    lengths = [(one.prompt_tokens, one.output_tokens) for one in (t.answer() for t in (of_client, counted, of_router))]
+
+    assert lengths == [(None, None), (600, 5), (None, None)]

@@ -103,7 +103,8 @@ class _Trace:
         leg = self._below(root, side, f"kvtrace.{side}", start_ns, end_ns, side)
         leg.kind = Kind.SERVER
         considered, address = self.told.first(cached), self.told.first(sent)
-        leg.attributes[names.INPUT_TOKENS] = self.row["prompt_tokens"] or 0
+        if self.row["prompt_tokens"] is not None:
+            leg.attributes[names.INPUT_TOKENS] = self.row["prompt_tokens"]
         if considered is not None:
             leg.attributes[names.CACHED_TOKENS] = considered.a
         if address is not None and address.ref:
