@@ -157,6 +157,15 @@ def test_expressions_over_times_to_first_token_choose_a_scope() -> None:
             assert 'scope=~"$ttft_scope"' in selector
 
 
+def test_what_is_divided_by_a_count_of_requests_is_of_the_same_requests() -> None:
+    """Causes have no label for P and D, so a choice of those must not narrow what they are divided by."""
+    (causes,) = (panel for _, panel in PANELS if panel["title"] == "Costliest causes")
+    selectors = re.findall(r"\{([^{}]*)\}", causes["targets"][0]["expr"])
+
+    assert len(selectors) == 2
+    assert len(set(selectors)) == 1
+
+
 @pytest.mark.parametrize(("uid", "panel", "target"), TARGETS, ids=name_of)
 def test_a_panel_names_its_source_by_variable_only(uid: str, panel: dict[str, Any], target: dict[str, Any]) -> None:
     variables = {variable["name"] for variable in BOARDS[uid]["templating"]["list"]}
