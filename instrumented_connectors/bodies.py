@@ -6,8 +6,7 @@ import json
 import re
 from typing import Any
 
-DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
-"""Keys of a chat chunk's delta that carry content; `role` alone does not."""
+from kvtrace import content
 
 
 class TransferParamsScan:
@@ -110,15 +109,8 @@ class StreamScan:
 
 def event_has_content(event: dict[str, Any]) -> bool:
     """Return True if a streamed event brings text, reasoning, token ids or (part of) a tool call."""
-    choices = event.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if not isinstance(choice, dict):
-            continue
-        if choice.get("text") or choice.get("token_ids"):
-            return True
-        delta = choice.get("delta")
-        if isinstance(delta, dict) and any(delta.get(key) for key in DELTA_CONTENT):
-            return True
+    if content.in_choices(event):
+        return True
     delta = event.get("delta")
     if not str(event.get("type", "")).endswith("delta"):
         return False

@@ -8,7 +8,7 @@ from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, v
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
-from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Process, Request, Segment
+from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, Process, Request, Segment
 from kvtrace.verdict import ENDS_EARLY
 
 # A transfer lies between the last of these points and the first of those.
@@ -62,13 +62,13 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         first_token_ns=graph.points[end].t_ns if end is not None and start is not None else None,
         end_ns=_end_ns(request, scope),
         segments=segments,
-        hidden=(*_hidden(request, graph, end), *_hidden_handshakes(request, graph, segments, around)),
+        hidden=(*_hidden(request, graph, end, segments), *_hidden_handshakes(request, graph, segments, around)),
         shares_ns=shares_ns,
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
-        prompt_tokens=_payload(request, (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT)),
-        output_tokens=_payload(request, (stages.DECODE_FINISHED, stages.CLIENT_DONE)),
+        prompt_tokens=_tokens(request, stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT),
+        output_tokens=_tokens(request, stages.DECODE_FINISHED, stages.CLIENT_DONE),
         blocks=blocks,
         pace=pace.pace(request, graph, around),
         idle_ns=idle_ns,
@@ -139,7 +139,8 @@ def _registration_late_ns(graph: Graph) -> int | None:
     return graph.registration_arrival_ns - computed.t_ns
 
 
-def _hidden(request: Request, graph: Graph, end: str | None) -> Iterable[Hidden]:
+def _hidden(request: Request, graph: Graph, end: str | None, segments: tuple[Segment, ...]) -> Iterable[Hidden]:
+    """Yield what went on beside the path: D's registration, P's reply and P's poll, where nothing waited for them."""
     points = graph.points
     first_token = points.get(end) if end is not None else None
     sent = points.get(stages.REGISTRATION_SENT.name)
@@ -158,7 +159,13 @@ def _hidden(request: Request, graph: Graph, end: str | None) -> Iterable[Hidden]
         if until_ns > begun.t_ns:
             yield Hidden(stages.REGISTRATION.name, begun.t_ns, until_ns - begun.t_ns, slack_ns)
     finished, returned = points.get(stages.PREFILL_FINISHED.name), points.get(stages.ROUTER_PREFILL_RETURNED.name)
-    if request.mode == "push" and finished is not None and returned is not None and first_token is not None:
+    if (
+        request.mode == "push"
+        and finished is not None
+        and returned is not None
+        and first_token is not None
+        and not _was_waited_for(returned, points, segments)
+    ):
         yield Hidden(
             stages.PREFILL_RETURN.name,
             finished.t_ns,
@@ -172,6 +179,7 @@ def _hidden(request: Request, graph: Graph, end: str | None) -> Iterable[Hidden]
         and transfer.done_ns
         and transfer.post_ended_ns
         and first_token is not None
+        and stages.TRANSFER_DONE.name not in points  # else D's notification was not seen, and the path rests on this
     ):
         yield Hidden(
             stages.SENDER_POLL.name,
@@ -179,6 +187,13 @@ def _hidden(request: Request, graph: Graph, end: str | None) -> Iterable[Hidden]
             max(0, transfer.done_ns - transfer.post_ended_ns),
             max(0, first_token.t_ns - transfer.done_ns),
         )
+
+
+def _was_waited_for(returned: Point, points: Mapping[str, Point], segments: tuple[Segment, ...]) -> bool:
+    """Return whether D's leg, or the answer, waited for P's reply: then the reply is no work beside the path."""
+    sent = points.get(stages.ROUTER_DECODE_SENT.name)
+    is_on_path = any(segment.cause == stages.PREFILL_REPLY.name for segment in segments)
+    return is_on_path or (sent is not None and sent.t_ns >= returned.t_ns)
 
 
 def _hidden_handshakes(
@@ -263,9 +278,10 @@ def _blocks(request: Request) -> Blocks:
     )
 
 
-def _payload(request: Request, from_stages: tuple[stages.Stage, ...]) -> int:
-    for stage in from_stages:
-        events: list[Event] | None = request.events.get(stage.name)
-        if events:
+def _tokens(request: Request, *told_by: stages.Stage) -> int | None:
+    """Return the count of the first of these stages that tells one, None where none does."""
+    for stage in told_by:
+        events = request.events.get(stage.name)
+        if events and (events[0].a or stage.where is not stages.Where.CLIENT):  # a client that does not say has 0
             return events[0].a
-    return 0
+    return None

@@ -213,16 +213,10 @@ def divide_steps(
         forwarded_ns = computed_ns if last else step.forwarded_ns or step_end_ns(step)
         parts.append(Part(at_ns, min(max(at_ns, started_ns), computed_ns), launch, f"the start of step {step.step}"))
         at_ns = min(max(at_ns, started_ns), computed_ns)
-        if not last and step.before_forward_ns:
-            parts.append(
-                Part(
-                    at_ns,
-                    at_ns + step.before_forward_ns,
-                    stages.STEP_CONNECTOR.name,
-                    f"the connector in step {step.step}",
-                )
-            )
-            at_ns += step.before_forward_ns
+        if not last:
+            began_ns = min(at_ns + step.before_forward_ns, computed_ns)
+            parts.append(Part(at_ns, began_ns, stages.STEP_CONNECTOR.name, f"the connector in step {step.step}"))
+            at_ns = began_ns
         parts.append(Part(at_ns, min(max(at_ns, forwarded_ns), computed_ns), run, f"step {step.step}"))
         at_ns = min(max(at_ns, forwarded_ns), computed_ns)
         if not last:

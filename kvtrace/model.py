@@ -245,6 +245,7 @@ class Integrity(NamedTuple):
 class Attribution:
     """The answer for one request. Shares sum to `ttft_ns`; without a first token that is None and they are 0.
 
+    `prompt_tokens` and `output_tokens` are None where nobody said how many there were.
     `idle_ns` is how long the first engine had made no step when the request came to it, None where that is unknown;
     `integrity` is None where no checksums were to be taken, `straggler` where D has one rank.
     """
@@ -262,8 +263,8 @@ class Attribution:
     transfer_low_ns: int
     transfer_high_ns: int
     registration_late_ns: int | None
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: int | None
+    output_tokens: int | None
     blocks: Blocks = field(default_factory=Blocks)
     pace: Pace | None = None
     idle_ns: int | None = None

@@ -7,7 +7,7 @@
 -- requests         BIGINT   Requests that were prefilled or decoded on it.
 -- steps            BIGINT   Steps that it made up.
 -- transfers        BIGINT   Transfers that it drove.
--- failed_requests  BIGINT   Requests on it whose verdict is not complete.
+-- failed_requests  BIGINT   Requests on it of another verdict than complete and no handoff.
 WITH engine_of AS (
   SELECT engine, max(role) AS role, count(*) AS processes, count(DISTINCT host) AS hosts
   FROM engine_process WHERE engine <> '' GROUP BY engine
@@ -16,7 +16,7 @@ WITH engine_of AS (
   UNION ALL
   SELECT decode_engine, request_key, verdict FROM request WHERE decode_engine IS DISTINCT FROM prefill_engine
 ), served AS (
-  SELECT engine, count(*) AS requests, count(*) FILTER (verdict <> 'complete') AS failed_requests
+  SELECT engine, count(*) AS requests, count(*) FILTER (verdict NOT IN ('complete', 'no handoff')) AS failed_requests
   FROM worked GROUP BY engine
 ), stepped AS (
   SELECT engine, count(*) AS steps FROM step GROUP BY engine

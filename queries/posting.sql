@@ -9,7 +9,7 @@
 -- mode                    VARCHAR  How the KV was handed over.
 -- prefill_engine          VARCHAR  Engine id of P.
 -- decode_engine           VARCHAR  Engine id of D.
--- requests                BIGINT   Requests with both on their way to the first token.
+-- requests                BIGINT   Requests with a post on their way to the first token.
 -- post_p50_ms             DOUBLE   Median time posting, ms.
 -- wire_p50_ms             DOUBLE   Median time on the wire, taken to end as early as the evidence allows, ms.
 -- wire_high_p50_ms        DOUBLE   Median of the most that the wire can have taken, ms.

@@ -12,8 +12,8 @@
 -- scope                 VARCHAR                   Where the first token was seen; scopes do not compare.
 -- prefill_engine        VARCHAR                   Engine id of P.
 -- decode_engine         VARCHAR                   Engine id of D.
--- prompt_tokens         BIGINT                    Length of the prompt.
--- output_tokens         BIGINT                    Tokens produced.
+-- prompt_tokens         BIGINT                    Length of the prompt; NULL if nobody said it.
+-- output_tokens         BIGINT                    Tokens produced; NULL if nobody said how many.
 -- ttft_ns               BIGINT                    Time to first token.
 -- compute_run_ns        BIGINT                    The part computing.
 -- compute_queue_ns      BIGINT                    The part waiting for what computing requests held.

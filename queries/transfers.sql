@@ -18,7 +18,10 @@
 -- seen_p99_ms         DOUBLE   99th percentile of that, ms.
 WITH posted AS (
   SELECT
-    *, greatest(last_pending_ns, probe_pending_ns, post_started_ns) AS pending_ns
+    *,
+    -- The last descriptor is posted when the call returns.
+    greatest(last_pending_ns, probe_pending_ns, CASE WHEN seen_ns >= post_ended_ns THEN post_ended_ns ELSE post_started_ns END)
+      AS pending_ns
   FROM transfer
   WHERE post_started_ns IS NOT NULL AND ($engine IS NULL OR engine = $engine)
     AND ($from_ns IS NULL OR post_started_ns >= $from_ns) AND ($to_ns IS NULL OR post_started_ns < $to_ns)

@@ -8,7 +8,7 @@ import pytest
 
 from kvtrace import stages
 from kvtrace.model import Process
-from tests.trace import D_API, MS, PROCESSES, D, P, Trace, causes_ms, pull, push
+from tests.trace import D_API, MS, PROCESSES, ROUTER, D, P, Trace, causes_ms, check_tiles, pull, push
 
 PUSH_CAUSES = {
     "router.decide": 0.5, "router.dispatch": 0.5, "prefill.hop": 1, "prefill.frontend": 1, "prefill.step_boundary": 1,
@@ -249,3 +249,53 @@ def test_first_contact_is_the_handshake_and_not_the_preparing() -> None:
 
     assert causes["handshake"] == pytest.approx(40)
     assert causes["prepare"] == pytest.approx(1)
+
+
+def test_connector_time_beyond_the_computing_does_not_break_the_tiles() -> None:
+    """The connector says that it took 25 ms before the forward of a chunk, 10 ms longer than all chunks took."""
+    trace = push().without("prefill.scheduled").without("step.scheduled", "step.started", "step.connected")
+    p = "cmpl-r1-0-aaaaaaaa"
+    trace.at(4, stages.PREFILL_SCHEDULED, p, 1, 300, 0, 600).at(20, stages.PREFILL_SCHEDULED, p, 3, 300, 300, 600)
+    trace.step(P, 1, (4, 15, 17, 17.5, 18), tokens=300, connector_ms=25, before_ms=25)
+    trace.step(P, 3, (20, 21, 30, 30.5, 31), tokens=300)
+
+    check_tiles(trace)
+    assert causes_ms(trace.answer())["step.connector"] <= 16
+
+
+def _one_leg_after_the_other() -> Trace:
+    """Return a push whose D was sent its leg at 34, when P's reply was back; its registration came at 75."""
+    to_decode = ("router.decode_sent", "decode.http_received", "decode.enqueued", "decode.allocated")
+    return push(74).shifted(0, 33, only=(*to_decode, "decode.registration_queued"))
+
+
+def _joined() -> Trace:
+    """Return a push whose router passes the answer on only when P's reply is back, at 72."""
+    return push().shifted(60, 15).shifted(32, 39, only=("prefill.http_responded", "router.prefill_returned"))
+
+
+@pytest.mark.parametrize("trace", [_one_leg_after_the_other(), _joined()])
+def test_a_reply_that_was_waited_for_is_not_beside_the_path(trace: Trace) -> None:
+    """D's leg, or the answer, waits for P's reply: it has no slack, and what it costs is on the path already."""
+    check_tiles(trace)
+
+    assert "prefill.return" in {hidden.cause for hidden in push().answer().hidden}
+    assert "prefill.return" not in {hidden.cause for hidden in trace.answer().hidden}
+
+
+def test_a_poll_that_the_path_rests_on_is_not_beside_it() -> None:
+    """D's notification was not seen, so the path takes P's poll for the first sign of completion."""
+    answer = push().without("transfer.notified").answer()
+
+    assert causes_ms(answer)["wire"] == 5
+    assert "sender.poll" not in {hidden.cause for hidden in answer.hidden}
+
+
+def test_a_length_that_nobody_told_is_unknown_and_not_0() -> None:
+    """A client may leave its lengths out, and a router does not count tokens."""
+    of_client = Trace().at(0, stages.CLIENT_SENT, "r1", 0, process=ROUTER).at(9, stages.CLIENT_DONE, "r1", 0)
+    counted = Trace().at(0, stages.CLIENT_SENT, "r1", 600, process=ROUTER).at(9, stages.CLIENT_DONE, "r1", 5)
+    of_router = Trace().at(0, stages.ROUTER_RECEIVED, "r1").at(9, stages.ROUTER_FIRST_TOKEN, "r1")
+    lengths = [(one.prompt_tokens, one.output_tokens) for one in (t.answer() for t in (of_client, counted, of_router))]
+
+    assert lengths == [(None, None), (600, 5), (None, None)]

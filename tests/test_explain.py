@@ -182,6 +182,14 @@ def test_the_slowest_come_slowest_first_and_never_without_a_ttft(
     assert out.count("critical path") == 2
 
 
+def test_requests_without_a_client_id_are_not_said_to_share_one(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = explain(capsys, store, "--slowest", 2)
+
+    assert "bear the client id" not in out
+
+
 def test_a_request_and_slowest_exclude_each_other(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = explain(capsys, store, "kvt-01", "--slowest", 2)
 

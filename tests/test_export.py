@@ -14,13 +14,13 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from kvtrace import cli, schema
+from kvtrace import cli, schema, stages
 from kvtrace.exporters import otlp_json, perfetto, source
 from kvtrace.exporters.lanes import Lanes
 from kvtrace.store import Store
 from tests import exported
 from tests.otlp_receiver import values
-from tests.trace import MS, START_NS, pull, push
+from tests.trace import MS, START_NS, Trace, pull, push
 
 NAMES = ("kvt-push", "kvt-pull", "kvt-late", "kvt-failed", "kvt-slow", *exported.HOSTILE)
 
@@ -133,6 +133,20 @@ def test_a_failure_is_an_error_with_its_reason(otlp: list[list[tuple[str, Any]]]
     assert values(root.attributes)["http.response.status_code"] == 502
 
 
+def test_a_transfer_that_could_not_be_made_has_its_place_in_time(tmp_path: Path) -> None:
+    """The agent refuses to make it at 39 ms, so it has neither descriptors nor a post."""
+    trace = pull().without("transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done")
+    trace.at(39, stages.TRANSFER_FAILED, "cmpl-r1-0-bbbbbbbb", 7, ref="nixlBackendError: no memory")
+    run = exported.write(tmp_path / "run.duckdb", trace)
+    with Store.open(run) as opened:
+        ((told,),) = source.batches(opened, source.Choice())
+        made = spans(told, otlp_json_facts(opened))
+
+    (transfer,) = (span for span in made if span.name == "kvtrace.transfer")
+    assert (transfer.start_ns - START_NS, transfer.end_ns - START_NS) == (39 * MS, 39 * MS)
+    assert transfer.error == "nixlBackendError: no memory"
+
+
 def test_every_span_is_within_one_trace_and_ids_are_stable(store: Path, otlp: list[list[tuple[str, Any]]]) -> None:
     with Store.open(store) as opened:
         facts = otlp_json_facts(opened)
@@ -225,7 +239,7 @@ def test_a_choice_exports_these_requests_only(store: Path, tmp_path: Path) -> No
 
 def test_engines_are_drawn_while_the_requests_chosen_were_under_way(tmp_path: Path) -> None:
     """Days between two of them are passed over: neither looked through nor drawn, whatever went on."""
-    day_ms, idle = 86_400_000.0, exported.Trace()
+    day_ms, idle = 86_400_000.0, Trace()
     idle.step(2, 7, (500, 501, 502, 503, 504))
     path = exported.write(
         tmp_path / "run.duckdb", push(name="kvt-a"), idle.shifted(0, day_ms / 2), pull("kvt-b"), apart_ms=day_ms

@@ -218,6 +218,20 @@ def test_transfers(path: Path) -> None:
     assert row["done_at_post_share"] == 0.0
 
 
+def test_a_bracket_does_not_begin_before_the_post_was_over(path: Path) -> None:
+    """Nobody saw it under way: its last descriptor was posted at 6, so it cannot have ended before; done at 9."""
+    with Store.open(path, "write") as store:
+        append_process(store, 1, kind="core", engine_id="P")
+        append_events(
+            store,
+            (1, "transfer.post_started", 4, "p-1", "", 9, 0, 0, 0),
+            (1, "transfer.post_ended", 6, "p-1", "", 9, 1048576, 4, 0),
+            (1, "transfer.done", 9, "p-1", "", 9, 0, 3, 0),
+        )
+
+    assert [row["bracket_p50_ms"] for row in ask(path, "transfers")] == [3.0]
+
+
 def test_steps(path: Path) -> None:
     with Store.open(path, "write") as store:
         append_process(store, 1, kind="core", engine_id="P")
@@ -253,7 +267,11 @@ def test_drops_name_process_and_stage(path: Path) -> None:
 
 
 def test_engines_and_processes(path: Path) -> None:
-    write_requests(path)
+    """A request that D served alone is no failure of it."""
+    sample = Sample()
+    for name, verdict in (("r1", "complete"), ("r2", "no handoff"), ("r3", "recomputed")):
+        sample.add(name, PATH, (), verdict=verdict)
+    sample.write(path)
     with Store.open(path, "write") as store:
         append_process(store, 1, pid=1, kind="core", engine_id="P0", role="kv_producer")
         append_process(store, 2, pid=2, kind="router")
@@ -265,7 +283,7 @@ def test_engines_and_processes(path: Path) -> None:
 
     found = {row["engine"]: row for row in ask(path, "engines")}
 
-    assert found[engine]["requests"] == 2
+    assert (found[engine]["requests"], found[engine]["failed_requests"]) == (3, 1)
     assert [(r["process"], r["kind"], r["events"]) for r in ask(path, "processes")] == [
         (1, "core", 1), (2, "router", 1), (3, "core", 0),
     ]  # fmt: skip

@@ -127,6 +127,13 @@ def test_a_verdict_that_is_not_complete_is_named_and_explained(verdict: str, tmp
     assert f"Verdict {verdict}: {VERDICTS[verdict]}." in sentences.explanation(one(tmp_path, sample))
 
 
+def test_a_request_that_d_served_alone_lacks_nothing_of_p(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", verdict="no handoff", prefill_engine="")
+
+    assert "nothing usable" not in sentences.explanation(one(tmp_path, sample))
+
+
 def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:
     assert sentences.remedy(push, saturated=False) == (
         "Supposed, not measured: against detection this usually helps: poll outside the step, "

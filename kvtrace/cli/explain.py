@@ -149,8 +149,8 @@ def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) 
     load = population.load(store, facts)
     shown = list(selection.explained(store, keys[:DRAWN_REQUESTS]))
     client_ids = {explained.request["client_request_id"] for explained in shown}
-    if len(shown) > 1 and len(client_ids) == 1 and None not in client_ids:
-        console.print(tables.attempts([explained.request for explained in shown], client_ids.pop(), console))
+    if len(shown) > 1 and len(client_ids) == 1 and (client_id := client_ids.pop()):
+        console.print(tables.attempts([explained.request for explained in shown], client_id, console))
         console.print()
     for position, explained in enumerate(shown):
         if position:

@@ -88,6 +88,7 @@ def _now() -> list[Panel]:
 
 def _ttft() -> list[Panel]:
     requests = rate(names.TTFT, suffix="_count")
+    of_all_pairs = rate(names.TTFT, suffix="_count", beside=names.CAUSE)
     return [
         prometheus_series(
             "Time to first token by class",
@@ -110,10 +111,10 @@ def _ttft() -> list[Panel]:
         prometheus_series(
             "Costliest causes",
             "see what requests wait for most",
-            {"{{cause}}": f"topk(8, {rate(names.CAUSE, 'cause')} / on () group_left () ({requests} > 0))"},
+            {"{{cause}}": f"topk(8, {rate(names.CAUSE, 'cause')} / on () group_left () ({of_all_pairs} > 0))"},
             unit="s",
             width=24,
-            note="Seconds per request.",
+            note="Seconds per request, of all pairs of engines whatever P and D are chosen.",
         ),
     ]
 

@@ -9,24 +9,28 @@ _PAIR = 'prefill=~"$prefill",decode=~"$decode"'
 _WINDOW = "$__rate_interval"
 
 
-def chosen(metric: Metric, extra: str = "", suffix: str = "") -> str:
-    """Return the selector of the metric's series that the board's variables choose."""
+def chosen(metric: Metric, extra: str = "", suffix: str = "", beside: Metric | None = None) -> str:
+    """Return the selector of the metric's series that the board's variables choose.
+
+    With `beside`, as far as that metric can be chosen too, so that one may be divided by the other.
+    """
+    labels = set(metric.labels) & set((beside or metric).labels)
     matchers = [_RUN]
-    if "prefill" in metric.labels:
+    if "prefill" in labels:
         matchers.append(_PAIR)
-    elif "decode" in metric.labels:
+    elif "decode" in labels:
         matchers.append('decode=~"$decode"')
-    if "scope" in metric.labels:
+    if "scope" in labels:
         matchers.append('scope=~"$ttft_scope"')
     if extra:
         matchers.append(extra)
     return f"{metric.name}{suffix}{{{','.join(matchers)}}}"
 
 
-def rate(metric: Metric, by: str = "", extra: str = "", suffix: str = "") -> str:
-    """Return the metric's rate, summed, by the labels named."""
+def rate(metric: Metric, by: str = "", extra: str = "", suffix: str = "", beside: Metric | None = None) -> str:
+    """Return the metric's rate, summed, by the labels named; `beside` as in `chosen`."""
     group = f" by ({by})" if by else ""
-    return f"sum{group} (rate({chosen(metric, extra, suffix)}[{_WINDOW}]))"
+    return f"sum{group} (rate({chosen(metric, extra, suffix, beside)}[{_WINDOW}]))"
 
 
 def quantile(part: float, metric: Metric, by: str = "") -> str:

@@ -103,7 +103,8 @@ class _Trace:
         leg = self._below(root, side, f"kvtrace.{side}", start_ns, end_ns, side)
         leg.kind = Kind.SERVER
         considered, address = self.told.first(cached), self.told.first(sent)
-        leg.attributes[names.INPUT_TOKENS] = self.row["prompt_tokens"] or 0
+        if self.row["prompt_tokens"] is not None:
+            leg.attributes[names.INPUT_TOKENS] = self.row["prompt_tokens"]
         if considered is not None:
             leg.attributes[names.CACHED_TOKENS] = considered.a
         if address is not None and address.ref:
@@ -162,7 +163,7 @@ class _Trace:
         side = "prefill" if self._pushes else "decode"
         request = self.told.request
         for number, transfer in enumerate(request.transfers if request is not None else ()):
-            start_ns = transfer.post_started_ns or transfer.prepared_ns or transfer.done_ns
+            start_ns = transfer.post_started_ns or transfer.prepared_ns or transfer.done_ns or self._failed_ns(transfer)
             span = self._below(
                 leg, side, "kvtrace.transfer", start_ns, _seen_ns(transfer, pushes=self._pushes), f"transfer/{number}"
             )
@@ -172,6 +173,12 @@ class _Trace:
                 span.attributes[names.ERROR_TYPE] = "transfer_failed"
             _link(span, other, "writes to" if self._pushes else "reads from")
             yield span
+
+    def _failed_ns(self, transfer: Transfer) -> int:
+        """Return when a transfer of which nothing else is known failed, unix ns: the agent may refuse to make one."""
+        failed = self.told.request.events.get(stages.TRANSFER_FAILED.name, ()) if self.told.request is not None else ()
+        own = (event.t_ns for event in failed if (event.process, event.a) == (transfer.process, transfer.number))
+        return min(own, default=self.row["start_ns"])
 
     def _detections(self, leg: Span, transfers: list[Span]) -> Iterator[Span]:
         for number, one in enumerate(one for one in self.told.segments if one["cause"] == stages.DETECTION.name):

@@ -116,7 +116,7 @@ def find_keys(store: Store, name: str) -> list[int]:
     A whole id (the request's own or the client's) means every request that bears it; otherwise `name` must
     begin one id only. Raises RequestError when nothing matches, or more than one id does.
     """
-    if not is_text(name):  # every id in a store is
+    if not name or not is_text(name):  # every id in a store is text; "" is what stands there for none
         _refuse_unknown(name)
     exact = _keys(
         store,
@@ -124,8 +124,8 @@ def find_keys(store: Store, name: str) -> list[int]:
         "ORDER BY start_ns, request_key",
         {"name": name},
     )
-    if exact or not name:
-        return exact or _refuse_unknown(name)
+    if exact:
+        return exact
     rows = store.rows(
         "SELECT request_key, request_id, client_request_id FROM request "
         "WHERE starts_with(request_id, $name) OR starts_with(client_request_id, $name) ORDER BY start_ns, request_key",

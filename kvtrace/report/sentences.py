@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
-from kvtrace.verdict import VERDICTS
+from kvtrace.verdict import NO_HANDOFF, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,8 @@ _NEEDED = {
     "first_token_ns": "a first token",
     "end_ns": "its end",
 }
+_UNNEEDED = frozenset((("prefill_engine", NO_HANDOFF),))
+"""What a verdict does without: D serves some requests alone."""
 _OWNERS = {"client": "the client's", "prefill": "P's", "decode": "D's", "router": "the router's"}
 
 
@@ -163,7 +165,7 @@ def _verdict(request: Row) -> str | None:
     if verdict == "complete":
         return None
     meaning = VERDICTS.get(verdict, "a verdict that this release does not know")
-    missing = [name for column, name in _NEEDED.items() if request[column] is None]
+    missing = [name for column, name in _NEEDED.items() if not request[column] and (column, verdict) not in _UNNEEDED]
     told = f"Verdict {verdict}: {meaning}"
     return f"{told}; nothing usable was recorded of {_listed(missing)}." if missing else f"{told}."
 
@@ -172,7 +174,7 @@ def _without_first_token(explained: Explained) -> str:
     request = explained.request
     known = [
         "its start",
-        *(name for column, name in _NEEDED.items() if request[column] is not None),
+        *(name for column, name in _NEEDED.items() if request[column]),
         *([plural(len(explained.segments), "segment")] if explained.segments else []),
     ]
     untold = "No time of a first token is known, so there is no TTFT to explain."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+
+from kvtrace import content
 
 _LINE_BYTES_MAX = 4 << 20
-_DELTA_CONTENT = ("content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call")
 
 
 class ContentCounter:
@@ -54,21 +54,5 @@ class ContentCounter:
         except (ValueError, RecursionError):
             return
         if isinstance(event, dict):
-            self.content_count += has_content(event)
+            self.content_count += content.in_choices(event)
             self.error_seen = self.error_seen or "error" in event
-
-
-def has_content(event: dict[str, Any]) -> bool:
-    """Return whether a completion chunk carries content in any of its choices."""
-    choices = event.get("choices")
-    if not isinstance(choices, list):
-        return False
-    for choice in choices:
-        if not isinstance(choice, dict):
-            continue
-        if choice.get("text") or choice.get("token_ids"):
-            return True
-        delta = choice.get("delta")
-        if isinstance(delta, dict) and any(delta.get(name) for name in _DELTA_CONTENT):
-            return True
-    return False

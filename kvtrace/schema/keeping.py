@@ -60,7 +60,7 @@ WITH seen AS (
     max(e.d) FILTER (e.stage = 'step.scheduled') AS waiting,
     count(*) FILTER (e.stage = 'step.started') AS ranks,
     max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
-    max(e.d) FILTER (e.stage = 'step.connected') AS before_forward_ns
+    arg_max(e.d, e.c) FILTER (e.stage = 'step.connected') AS before_forward_ns
   FROM event AS e JOIN place AS p USING (process)
   WHERE e.stage IN ({_STEP_STAGES}) AND {among}
   GROUP BY p.core, e.a

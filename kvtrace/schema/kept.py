@@ -76,7 +76,7 @@ STEP = Table(
         ("waiting", "BIGINT", "Requests known to wait for KV."),
         ("ranks", "BIGINT", "Workers that stamped it."),
         ("connector_ns", "BIGINT", "Time the connector took on the forward thread, on the slowest rank."),
-        ("before_forward_ns", "BIGINT", "The part of it before the forward."),
+        ("before_forward_ns", "BIGINT", "The part of it before the forward, on that rank."),
         ("gap_ns", "BIGINT", "From the making up of the step before it; NULL if that is ten minutes ago or unseen."),
     ),
 )

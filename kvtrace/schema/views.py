@@ -67,7 +67,7 @@ TTFT = View(
         ("scope", "VARCHAR", "Where the first token was seen. Scopes do not compare."),
         ("prefill_engine", "VARCHAR", "Engine id of P."),
         ("decode_engine", "VARCHAR", "Engine id of D."),
-        ("prompt_tokens", "BIGINT", "Length of the prompt."),
+        ("prompt_tokens", "BIGINT", "Length of the prompt; NULL if nobody said it."),
         ("ttft_ms", "DOUBLE", "Time to first token in ms; NULL if there was none."),
         ("ttft_ns", "BIGINT", "The same in ns."),
         ("compute_ns", "BIGINT", "Share."),

@@ -10,12 +10,10 @@ import duckdb
 
 from kvtrace import __version__, schema
 from kvtrace.errors import DamageError, StoreError
-from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, refuse_bytes, working_path
+from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, is_duckdb, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
 _STORAGE_VERSION = "v1.0.0"  # DuckDB 1.x, which Grafana's plug-in embeds, has to read what 2.x wrote
-_MAGIC = b"DUCK"
-_MAGIC_AT = 8
 _TRIES = 20
 _OWN_FILES = Path("/proc/self/fd")
 # A query somebody passes on cannot reach past the store: no other file, no extension, no Python variable.
@@ -154,8 +152,7 @@ def _check_file(path: Path) -> None:
     """Raise unless a DuckDB file lies at `path`."""
     refuse_bytes(path)
     try:
-        with path.open("rb") as file:
-            head = file.read(_MAGIC_AT + len(_MAGIC))
+        is_database, is_empty = is_duckdb(path), not path.stat().st_size
     except FileNotFoundError as error:
         if working_path(path).exists():
             message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"
@@ -163,9 +160,9 @@ def _check_file(path: Path) -> None:
         raise StoreError(f"{path} does not exist; `kvtrace record -o {path}` makes a store") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    if not head:
+    if is_empty:
         raise DamageError(f"{path} is empty; `kvtrace record` makes a store")
-    if head[_MAGIC_AT:] != _MAGIC:
+    if not is_database:
         raise StoreError(f"{path} is not a DuckDB file; name a store that `kvtrace record` made")
 
 

@@ -153,6 +153,15 @@ def test_expressions_over_times_to_first_token_choose_a_scope() -> None:
             assert 'scope=~"$ttft_scope"' in selector
 
 
+def test_what_is_divided_by_a_count_of_requests_is_of_the_same_requests() -> None:
+    """Causes have no label for P and D, so a choice of those must not narrow what they are divided by."""
+    (causes,) = (panel for _, panel in PANELS if panel["title"] == "Costliest causes")
+    selectors = re.findall(r"\{([^{}]*)\}", causes["targets"][0]["expr"])
+
+    assert len(selectors) == 2
+    assert len(set(selectors)) == 1
+
+
 def test_a_panel_names_its_source_by_variable_only() -> None:
     for uid, panel, target in TARGETS:
         variables = {variable["name"] for variable in BOARDS[uid]["templating"]["list"]}

@@ -235,8 +235,8 @@ COMMENT ON COLUMN request."scope" IS 'Where the first token was seen: client, ro
 COMMENT ON COLUMN request."join_method" IS 'How the two sides were found to be one request.';
 COMMENT ON COLUMN request."prefill_engine" IS 'Engine id of P.';
 COMMENT ON COLUMN request."decode_engine" IS 'Engine id of D.';
-COMMENT ON COLUMN request."prompt_tokens" IS 'Length of the prompt.';
-COMMENT ON COLUMN request."output_tokens" IS 'Tokens produced.';
+COMMENT ON COLUMN request."prompt_tokens" IS 'Length of the prompt; NULL if nobody said it.';
+COMMENT ON COLUMN request."output_tokens" IS 'Tokens produced; NULL if nobody said how many.';
 COMMENT ON COLUMN request."start_ns" IS 'First moment seen, unix ns.';
 COMMENT ON COLUMN request."first_token_ns" IS 'First content leaving for the client, unix ns; NULL if none.';
 COMMENT ON COLUMN request."end_ns" IS 'Last moment seen, unix ns.';
@@ -456,7 +456,7 @@ COMMENT ON COLUMN step."requests" IS 'Requests in it.';
 COMMENT ON COLUMN step."waiting" IS 'Requests known to wait for KV.';
 COMMENT ON COLUMN step."ranks" IS 'Workers that stamped it.';
 COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward thread, on the slowest rank.';
-COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward.';
+COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward, on that rank.';
 COMMENT ON COLUMN step."gap_ns" IS 'From the making up of the step before it; NULL if that is ten minutes ago or unseen.';
 
 CREATE TABLE leg (
@@ -830,7 +830,7 @@ COMMENT ON COLUMN ttft."verdict" IS 'How it ended.';
 COMMENT ON COLUMN ttft."scope" IS 'Where the first token was seen. Scopes do not compare.';
 COMMENT ON COLUMN ttft."prefill_engine" IS 'Engine id of P.';
 COMMENT ON COLUMN ttft."decode_engine" IS 'Engine id of D.';
-COMMENT ON COLUMN ttft."prompt_tokens" IS 'Length of the prompt.';
+COMMENT ON COLUMN ttft."prompt_tokens" IS 'Length of the prompt; NULL if nobody said it.';
 COMMENT ON COLUMN ttft."ttft_ms" IS 'Time to first token in ms; NULL if there was none.';
 COMMENT ON COLUMN ttft."ttft_ns" IS 'The same in ns.';
 COMMENT ON COLUMN ttft."compute_ns" IS 'Share.';
