@@ -22,7 +22,7 @@ from kvtrace.cli import bounds, profiling, watching
 from kvtrace.cli.recording import is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
-from kvtrace.messages import say, write
+from kvtrace.messages import command_line, say, write
 
 if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
@@ -233,7 +233,7 @@ def _say_totals(output: Path) -> None:
     with Store.open(output) as store:
         found = totals.totals(store, selection.run_facts(store))
     if found:
-        say(f"{totals.sentence(found)}; see `kvtrace explain {shlex.quote(str(output))} --reconcile`")
+        say(f"{totals.sentence(found)}; see `{command_line('explain', output, '--reconcile')}`")
 
 
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtrace.messages import say
+from kvtrace.messages import command_line, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,13 +49,13 @@ def recording(
     try:
         with recorder:
             recorder.start()
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
+            resume = command_line("record", "-o", output, "--spool", recorder.spools[0])
             say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
         kept = [spool for spool in recorder.spools if is_private(spool) and not _clear(spool)]
         for spool in kept:
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
+            resume = command_line("record", "-o", output, "--spool", spool)
             say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
     _report(recorder)
     for message in watch.report():
@@ -69,11 +68,11 @@ def _report(recorder: Recorder) -> None:
     for message in stats.skipped:
         say(message)
     if stats.lost:
-        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+        say(f"{stats.lost} events were lost; `{command_line('sql', recorder.output, 'drops')}` says where")
     if not stats.events:
         say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
     say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+    say(f"next: {command_line('explain', recorder.output)}")
 
 
 def make_spool() -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace import verdict
 from kvtrace.findings import checks, gather
+from kvtrace.messages import command_line
 from kvtrace.report import tpot
 from kvtrace.schema import median_ns
 
@@ -164,7 +165,10 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
         "groups": groups,
         "pace": tpot.summary(store),
         "load": kept_up,
-        "findings": [asdict(finding) for finding in checks.findings(gather.gather(store, kept_up))],
+        "findings": [
+            {**asdict(finding), "command": command_line("sql", store.path, finding.query)}
+            for finding in checks.findings(gather.gather(store, kept_up))
+        ],
     }
 
 

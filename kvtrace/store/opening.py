@@ -10,6 +10,7 @@ import duckdb
 
 from kvtrace import __version__, schema
 from kvtrace.errors import DamageError, StoreError
+from kvtrace.messages import command_line
 from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
@@ -160,7 +161,7 @@ def _check_file(path: Path) -> None:
         if working_path(path).exists():
             message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"
             raise StoreError(message) from error
-        raise StoreError(f"{path} does not exist; `kvtrace record -o {path}` makes a store") from error
+        raise StoreError(f"{path} does not exist; `{command_line('record', '-o', path)}` makes a store") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     if not head:
@@ -200,6 +201,6 @@ def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     found, ours, writer = _version(facts), schema.SCHEMA_VERSION, facts.get("kvtrace", "?")
     if found == ours:
         return
-    step = f"`kvtrace upgrade {path}` makes it readable" if found < ours else "upgrade kvtrace to read it"
+    step = f"`{command_line('upgrade', path)}` makes it readable" if found < ours else "upgrade kvtrace to read it"
     age = "older" if found < ours else "newer"
     raise StoreError(f"{path} has the {age} schema {found} of kvtrace {writer}; this is schema {ours}: {step}")
