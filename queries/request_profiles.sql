@@ -1,7 +1,7 @@
 -- One request's profiles: whose they are and from when, to ask Pyroscope for; none where the run was not profiled.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- side         VARCHAR  Which side of the hand-off: prefill or decode.
 -- engine       VARCHAR  Engine id, the label `engine` of its profiles.
