@@ -149,6 +149,7 @@ class Recorder:
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
             self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
+            self._retention.resume(known)
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
         owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
