@@ -62,7 +62,7 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="RUN.duckdb", help="The store to write.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the store if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite stores of the names given, if they exist.")] = False,
     lab: Annotated[
         str | None, typer.Option(metavar="push|pull", help="Start a lab, drive load through it, record it.")
     ] = None,
@@ -106,7 +106,7 @@ def command(
         return code
     _check_writable(target)
     watched = watching.Watch(target, metrics, otlp, otlp_share, profiling.Asked(profile, profile_dir, profile_grafana))
-    watched.copies = [grafana_copy] if grafana_copy else []
+    watched.copy_to(grafana_copy, overwrites=force)
     watched.retention = bounds.retention(retain_age, retain_size)
     with watched as watch:
         if lab:

@@ -25,7 +25,7 @@ from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
 from kvtrace.errors import DamageError, KvtraceError, StoreError
-from kvtrace.store import Store, discard, working_path
+from kvtrace.store import Store, copies, discard, working_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -148,9 +148,9 @@ class Recorder:
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
             self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
-            self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
             self._retention.resume(known)
         self.spools = [spool.absolute() for spool in self.spools]
+            self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
         owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
         made_by = {**created, **owing, "python": platform.python_version()}
@@ -328,13 +328,9 @@ class Recorder:
         return {
             "recorder.state": state,
             "recorder.spool": "\n".join(str(spool) for spool in self.spools),
-            "recorder.events": str(self.stats.events),
-            "recorder.lost_records": str(self.stats.lost),
-            "recorder.skipped_files": str(len(self.stats.skipped)),
-            "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
             "recorder.published_ns": str(time.time_ns()),
-            "recorder.publication_ms": str(round(self.stats.publish_s * 1000)),
-            "recorder.analysis_ms": str(round(self.stats.analyze_s * 1000)),
+            **self.stats.facts(),
+            **copies.fact(copy.target for copy in self._copies),
             **self._retention.facts(),
             **self._audience.facts(),
         }

@@ -172,11 +172,16 @@ def _check_file(path: Path) -> None:
 
 def schema_version(path: Path) -> int:
     """Return the schema version of the store at `path`, of whatever age; raise StoreError where none lies there."""
+    return _version(facts(path))
+
+
+def facts(path: Path) -> dict[str, str]:
+    """Return the run's facts of the store at `path`, of whatever age; raise StoreError where none lies there."""
     _check_file(path)
     with opened_plainly(path):
         connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
     with connection:
-        return _version(_facts(path, connection))
+        return _facts(path, connection)
 
 
 def _facts(path: Path, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
