@@ -65,6 +65,7 @@ class Recorder:
         self.facts = dict(facts)
         self.stats = Stats()
         self.resumed = False
+        self.from_monotonic_ns = 0  # what happened before on this host is left out; any thread may set it
         self.failure: KvtraceError | None = None
         self._pace = Pace(self.output, publish_interval_s)
         self._copies = [Pace(Path(copy), publish_interval_s) for copy in copies]
@@ -149,8 +150,8 @@ class Recorder:
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
             self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
             self._retention.resume(known)
-        self.spools = [spool.absolute() for spool in self.spools]
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
+        self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
         owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
         made_by = {**created, **owing, "python": platform.python_version()}
@@ -206,6 +207,7 @@ class Recorder:
 
     def _pass(self, store: Store) -> int:
         """Commit what all files have to give now; return how many events that was."""
+        self._folders.from_monotonic_ns = self.from_monotonic_ns
         self._folders.scan()
         try:
             return self._commit_all(store)
