@@ -19,7 +19,7 @@ import typer
 
 from kvtrace import profiler
 from kvtrace.cli import bounds, profiling, watching
-from kvtrace.cli.recording import is_private, make_spool, recording
+from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
@@ -205,14 +205,18 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
     recorder: Recorder | None = None
     try:
         with (
-            recording(output, [folder], facts, watch, force=force) as recorder,
+            recording(output, [folder], facts, watch, force=force, from_monotonic_ns=LATER_NS) as recorder,
             stop_signals(raise_interrupt) as seen,
         ):
             try:
-                with stack.Lab(engines.mode, spool=folder, verify_kv=engines.verify_kv, **sizes) as lab:
+                with stack.Lab(
+                    engines.mode, spool=folder, verify_kv=engines.verify_kv, warm_up_tokens=load.input_len, **sizes
+                ) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
+                    before = metrics.read_once(lab.engines)
+                    recorder.from_monotonic_ns = time.monotonic_ns()
                     result = workload.run(lab.url, **asdict(load))
-                    recorder.facts |= totals.facts(metrics.read(lab.engines))
+                    recorder.facts |= totals.facts(metrics.since(before, metrics.read(lab.engines)))
             except KeyboardInterrupt:
                 say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
 
+LATER_NS = (1 << 63) - 1
+"""A time that is later than all others: nothing is recorded as yet."""
 _SPOOL_PREFIX = "kvtrace-spool-"
 _SPOOL_FREE_BYTES = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
@@ -32,8 +34,13 @@ def recording(
     *,
     force: bool,
     delete_consumed: bool = True,
+    from_monotonic_ns: int = 0,
 ) -> Iterator[Recorder]:
-    """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
+    """Follow the folders in the background; at the end publish, clear private folders, say what was written.
+
+    What happened before `from_monotonic_ns`, by this host's monotonic clock, is left out; the recorder's attribute of
+    that name may be set later.
+    """
     from kvtrace.collect import Recorder
 
     recorder = Recorder(
@@ -46,6 +53,7 @@ def recording(
         copies=watch.copies,
         retention=watch.retention,
     )
+    recorder.from_monotonic_ns = from_monotonic_ns
     try:
         with recorder:
             recorder.start()
