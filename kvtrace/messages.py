@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from kvtrace.errors import in_one_line
 def say(message: str) -> None:
     """Write one line under the program's name; nothing in the message can move the cursor or break the line."""
     write(f"kvtrace: {in_one_line(message)}\n")
+
+
+def command_line(*words: str | Path) -> str:
+    """Return a command of kvtrace as it can be pasted into a shell; a path that begins with a dash gets `./`."""
+    shown = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
+    return shlex.join(["kvtrace", *shown])
 
 
 def write(text: str) -> None:

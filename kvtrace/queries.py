@@ -2,6 +2,7 @@ r"""Queries by name: one question a file in `queries/`, its header its documenta
 
 A header is a title line, then `-- $name TYPE sentence` per parameter and `-- name  TYPE  sentence` per column of
 the answer. The database checks both: parameters are bound by name, and a test runs every query on an empty store.
+A parameter whose type is `TYPE NOT NULL` has to be given.
 """
 
 from __future__ import annotations
@@ -9,21 +10,44 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvtrace.errors import QueryError
+from kvtrace.errors import QueryError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _TYPES = r"[A-Z]+(?: WITH TIME ZONE)?(?:\[\])?"
-_PARAMETER = re.compile(rf"-- \$(\w+)\s+({_TYPES})\s+(\S.*)")
+_PARAMETER = re.compile(rf"-- \$(\w+)\s+({_TYPES})( NOT NULL)?\s+(\S.*)")
 _COLUMN = re.compile(rf"-- (\w+)\s+({_TYPES})\s+(\S.*)")
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Time to first token": (
+        *("ttft_shares", "shares_by_class", "causes", "hidden_work", "slowest_requests", "ttft_by_length"),
+        *("ttft_by_pair", "ttft_over_time", "goodput", "goodput_over_time", "offered_over_time"),
+    ),
+    "The hand-off": (
+        *("scenarios", "registrations", "handshakes", "transfers", "transfers_by_rank", "posting", "descriptors"),
+        *("detection", "detection_spread", "blocks", "leases", "failures", "integrity", "verdicts_over_time"),
+    ),
+    "After the first token": ("tpot", "tpot_over_time", "itl_parts", "blamed"),
+    "Engines": ("engines", "steps", "steps_over_time", "queues_over_time"),
+    "One request": (
+        *("request_summary", "request_path", "request_hidden", "request_blame", "request_spans", "request_profiles"),
+    ),
+    "The run and its recording": ("run_facts", "run_span", "processes", "drops", "recorder", "recorder_messages"),
+}
+"""The names of all queries by what they are about, in the order of a reader's questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A parameter or a column: name, SQL type, a sentence."""
+    """A parameter or a column: name, SQL type, a sentence; whether a query cannot do without it."""
 
     name: str
     sql_type: str
     doc: str
+    is_needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +61,19 @@ class Query:
     sql: str
 
     def bind(self, given: dict[str, str]) -> dict[str, object]:
-        """Return a value for every parameter: the text given, read as its type, or None."""
+        """Return a value for every parameter: the text given, read as its type, or None.
+
+        Raises QueryError for what it does not have, and UsageError where one is missing that it needs.
+        """
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in given:
             if name not in known:
                 has = ", ".join(known) or "none"
                 raise QueryError(f"query {self.name} has no parameter {name}; it has {has}")
+        missing = [p for p in self.parameters if p.is_needed and p.name not in given]
+        if missing:
+            name, doc = missing[0].name, missing[0].doc.rstrip(".")
+            raise UsageError(f"query {self.name} needs its parameter {name}: add --param {name}=VALUE ({doc})")
         return {name: typed(p, given[name]) if name in given else None for name, p in known.items()}
 
 
@@ -89,9 +120,9 @@ def parse(name: str, text: str) -> Query:
         if line.rstrip() == "--":
             continue
         if found := _PARAMETER.fullmatch(line.rstrip()):
-            parameters.append(Described(*found.groups()))
+            parameters.append(Described(found[1], found[2], found[4], is_needed=found[3] is not None))
         elif found := _COLUMN.fullmatch(line.rstrip()):
-            columns.append(Described(*found.groups()))
+            columns.append(Described(found[1], found[2], found[3]))
         else:
             raise QueryError(f"query {name}: its header line {line!r} is neither a parameter nor a column")
     title = header[0].removeprefix("--").strip()

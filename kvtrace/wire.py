@@ -39,6 +39,7 @@ COUNTER = struct.Struct("<Q")
 _FIXED = struct.Struct("<8s6I7Q3q48s16s64s40s64s24s16s")
 _CRC_OFFSET = 896
 _CRC = struct.Struct("<I")
+LATEST_NS = 7_258_118_400_000_000_000  # the year 2200: no clock of a machine reads more, or less than 1970
 SEALED_OFFSET = 960  # monotonic ns of the moment the writer left the file; 0 while it may still write
 DROPS_OFFSET = 1024  # one u8 per stage code: records dropped since the process began
 DROPS_COUNT = (HEADER_BYTES - DROPS_OFFSET) // 8  # the last one takes every higher code
@@ -106,6 +107,8 @@ def unpack_header(data: bytes, name: str) -> SegmentHeader:
     capacity, pid, parent_pid, pid_namespace, start_ticks, started_ns, _spare = fields[7:14]
     texts = [field.rstrip(b"\0").decode("utf-8", "replace") for field in fields[17:23]]
     anchor = fields[14:17]
+    if not all(0 <= reading_ns <= LATEST_NS for reading_ns in anchor[:2]):
+        raise SpoolError(f"{name}: its clocks read {anchor[0]} and {anchor[1]} ns, which none does; skipped")
     return SegmentHeader(
         texts[0], number, capacity, pid, parent_pid, pid_namespace, start_ticks, started_ns, *anchor, *texts[1:]
     )

@@ -1,7 +1,7 @@
 -- One request: the work beside its critical path, which delayed nobody.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- where        VARCHAR  Where the time passed.
 -- cause        VARCHAR  What passed it.

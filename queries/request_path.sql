@@ -1,7 +1,7 @@
 -- One request: its critical path, which fills its time to first token without gap or overlap.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- position       INTEGER  Order along the path, from 0.
 -- where          VARCHAR  Where the time passed.

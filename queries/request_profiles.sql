@@ -1,10 +1,10 @@
 -- One request's profiles: whose they are and from when, to ask Pyroscope for; none where the run was not profiled.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- side         VARCHAR  Which side of the hand-off: prefill or decode.
--- engine       VARCHAR  Engine id, the label `engine` of its profiles.
+-- engine       VARCHAR  The label `engine` of its profiles: the engine's id as processes send it, 128 letters at most.
 -- application  VARCHAR  Pyroscope's service_name.
 -- from_ms      BIGINT   When to begin, unix ms: an upload of 10 s before the request did.
 -- to_ms        BIGINT   When to end, unix ms.
@@ -26,7 +26,8 @@ WITH chosen AS (
   SELECT 'decode', 1, decode_engine, start_ns, end_ns, first_token_ns FROM chosen
 )
 SELECT
-  side, engine, coalesce(application, 'kvtrace') AS application, start_ns // 1000000 - 10000 AS from_ms,
+  side, regexp_replace(left(engine, 128), '[\p{C}\p{Zl}\p{Zp}]', '?', 'g') AS engine,
+  coalesce(application, 'kvtrace') AS application, start_ns // 1000000 - 10000 AS from_ms,
   greatest(start_ns, coalesce(end_ns, 0), coalesce(first_token_ns, 0)) // 1000000 + 1 AS to_ms
 FROM sides, place
 WHERE url IS NOT NULL AND folder IS NULL AND NOT joined AND coalesce(engine, '') <> ''

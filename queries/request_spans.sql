@@ -1,7 +1,7 @@
 -- One request as spans, in the form that Grafana's trace panel reads.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- traceID        VARCHAR  The same for all spans of the request.
 -- spanID         VARCHAR  Unique within it.

@@ -1,7 +1,7 @@
 -- One request: what became of it and where its time went, in ns.
 --
--- $request  VARCHAR  The request's id, or the one that its client sent.
--- $attempt  INTEGER  Which attempt, from 0; the last one if not given.
+-- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
+-- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
 -- request_id            VARCHAR                   The request.
 -- client_request_id     VARCHAR                   The id that the client sent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvtrace import emit
+from kvtrace import cli, emit, stages
 from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
-from kvtrace.store import Store
+from kvtrace.store import Store, copies
+from tests import spooled
 from tests.recordings import ROOT, STEP, numbers, record_once, until, write
 
 if TYPE_CHECKING:
@@ -75,6 +77,72 @@ def test_a_copy_that_cannot_be_put_in_place_costs_the_recording_nothing(spool: P
     assert numbers(output) == list(range(10))
     assert recorder.stats.removed_files
     assert any("copy.duckdb" in message for message in recorder.stats.skipped)
+
+
+def test_a_copy_is_told_from_every_other_store(spool: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also while Grafana's plug-in has it open for writing; a copy under another name is somebody's store."""
+    copy, kept = output.with_name("copy.duckdb"), output.with_name("kept.duckdb")
+    write(spool, 0, 10)
+    record_once(output, spool, copies=[copy])
+    shutil.copyfile(copy, kept)
+    reader = "import duckdb, sys; duckdb.connect(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", reader, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as plugin:
+        assert plugin.stdout is not None
+        plugin.stdout.readline()
+        told = [copies.is_copy(path) for path in (copy, output, kept)]
+        plugin.communicate(timeout=60)
+    before = kept.read_bytes()
+    asked = ["record", "--once", "--spool", str(spool), "-o", str(output.with_name("next.duckdb"))]
+
+    assert told == [True, False, False]
+    for options, code in ((("--grafana-copy", str(kept)), 2), (("--grafana-copy", str(copy)), 0)):
+        assert cli.main([*asked, *options]) == code
+    assert "kept.duckdb is there and no copy that a recording put there" in capsys.readouterr().err
+    assert kept.read_bytes() == before
+    assert cli.main([*asked, "--grafana-copy", str(kept), "--force"]) == 0
+    assert kept.read_bytes() != before
+
+
+def test_what_happened_before_a_time_is_left_out_but_for_where_threads_stand(spool: Path, output: Path) -> None:
+    """A lab's engines warm up before they are measured; what they emit meanwhile is read and let go."""
+    code = {stage.name: stage.code for stage in (stages.STEP_STARTED, stages.SENDER_SLEPT, stages.DISABLED)}
+    spooled.run(
+        f"""
+for t_ns, number in ((100, 1), (200, 2), (300, 3)):
+    for code in {list(code.values())}:
+        tracer.emit(code, "", number, 0, 0, 0, "", t_ns)
+""",
+        spool,
+    )
+    recorder = Recorder(output, [spool], {})
+    recorder.from_monotonic_ns = 200
+    recorder.run_once()
+
+    assert {name: numbers(output, name) for name in code} == {
+        "step.started": [2, 3], "sender.slept": [1, 2, 3], "tracing.disabled": [1, 2, 3],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("t_ns", [2**62 + 2**61, 2**63 - 1])
+def test_a_time_that_no_clock_shows_costs_its_record_alone(spool: Path, output: Path, t_ns: int) -> None:
+    """After the year 2200: one such record kept every later one from being analysed, or came round to a time."""
+    spooled.run(
+        f"""
+for number, t_ns in enumerate((0, {t_ns}, 0)):
+    tracer.emit({STEP}, "r0", number, 0, 0, 0, "", t_ns)
+""",
+        spool,
+    )
+    recorder = record_once(output, spool)
+
+    assert numbers(output) == [0, 2]
+    (said,) = recorder.stats.skipped
+    assert "holds 1 or more records of times that no clock shows" in said
+    with Store.open(output) as store:
+        ((first_ns, last_ns),) = store.select("SELECT first_ns, last_ns FROM process").values
+    assert abs(time.time_ns() - first_ns) + abs(time.time_ns() - last_ns) < 600_000_000_000
 
 
 def test_a_foreign_file_is_not_overwritten(spool: Path, output: Path) -> None:

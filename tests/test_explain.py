@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +70,31 @@ def test_the_population_looks_like_the_golden(
     width: int, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.chdir(store.parent)
 
-    code, out, err = explain(capsys, store)
+    code, out, err = explain(capsys, store.name)
 
     assert (code, err) == (0, "")
     check_golden(f"cli/population_{width}.txt", out)
+
+
+def test_a_findings_command_can_be_pasted(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a narrow terminal and from JSON, for a store whose name wants quoting and looks like an option."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(store, "-it's a run.duckdb")
+
+    _, out, _ = explain(capsys, "./-it's a run.duckdb")
+    (shown,) = (line.removeprefix("   See: ") for line in out.splitlines() if line.startswith("   See: "))
+    (program, *words) = shlex.split(shown)
+
+    assert program == "kvtrace"
+    assert cli.main(words) == 0
+    assert "detection_p50_ms" in capsys.readouterr().out
+    _, document, _ = explain(capsys, "./-it's a run.duckdb", "--json")
+    assert [finding["command"] for finding in json.loads(document)["summary"]["findings"]] == [shown]
 
 
 def test_the_json_of_one_request_is_the_golden(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

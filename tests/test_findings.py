@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace import stages
+from kvtrace import queries, stages
 from kvtrace.analyze import analyze
 from kvtrace.findings import checks, gather
 from kvtrace.findings.model import Finding
@@ -135,6 +135,25 @@ def test_an_id_that_repeats_is_as_many_requests_as_there_are(tmp_path: Path) -> 
 
 def _decoding_long(name: str) -> Trace:
     return decoding(push(4, name))
+
+
+def test_a_findings_median_is_the_one_that_the_table_and_the_query_show(tmp_path: Path) -> None:
+    """Of 24 waits none lies in the middle: everybody says half-way between the two that are next to it."""
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, run_of(lambda name: push(4, name).shifted(32.9, 40 + 4 * int(name[1:]))))
+        analyze(store)
+        summary, query = population.summary(store, {}), queries.load("causes")
+        (asked,) = (row for row in store.rows(query.sql, query.bind({})) if row["cause"] == "stage.wait")
+        waits = "SELECT sum(end_ns - start_ns)::BIGINT FROM segment WHERE cause = 'stage.wait' GROUP BY request_key"
+        waited_ns = sorted(waited for (waited,) in store.select(waits).values)
+    middle_ns = (waited_ns[11] + waited_ns[12]) // 2
+
+    (found,) = summary["findings"]
+    (shown,) = (row for row in summary["groups"][0]["causes"] if row["cause"] == "stage.wait")
+    assert waited_ns[12] - waited_ns[11] == 4 * MS
+    assert shown["median_ns"] == middle_ns
+    assert asked["p50_ms"] == pytest.approx(middle_ns / 1e6)
+    assert f": {middle_ns / 1e6:.1f} ms at the median" in found["sentence"]
 
 
 def _given_up(trace: Trace) -> Trace:

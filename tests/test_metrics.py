@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvtrace import stages
 from kvtrace.collect import Recorder
+from kvtrace.collect.stats import Stats
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.live import Endpoint, MetricsObserver
@@ -21,6 +22,7 @@ from kvtrace.store import Store
 from tests.emitted import emit
 from tests.exported import failed
 from tests.recordings import until
+from tests.sample_store import MS, START_NS, Sample
 from tests.trace import Trace, pull, push
 
 if TYPE_CHECKING:
@@ -270,6 +272,30 @@ def test_a_scrape_during_a_recording_moves(tmp_path: Path) -> None:
     assert total(found, "kvtrace_recorder_state", state="recording") == 1
     assert total(found, "kvtrace_recorder_published_timestamp_seconds") > 1.7e9
     assert max(spool_bytes) > 0  # in the end there may be none: what is in the store is deleted
+
+
+def test_in_flight_is_what_has_come_and_not_ended_whatever_it_is_called(tmp_path: Path) -> None:
+    """Three come; the first gets its front end's id, the second ends, and of the third nobody hears again."""
+    sample = Sample()
+    for number in range(3):
+        sample.add(f"r{number}", start_ms=number)
+    now_ns = START_NS + 2_000 * MS
+    observer = MetricsObserver(tmp_path / "run.duckdb", list, now_ns=lambda: now_ns)
+
+    def in_flight(keys: list[int]) -> float:
+        observer.over(store, keys, Stats())
+        ((_, found),) = observer.values._numbers["kvtrace_in_flight_requests"].items()
+        return found
+
+    observer._started_ns = START_NS
+    with Store.open(sample.write(tmp_path / "run.duckdb"), "write") as store:
+        assert in_flight([]) == 3
+        store.execute("UPDATE request SET request_id = 'kvt-0', start_ns = start_ns - 1 WHERE request_id = 'r0'")
+        assert in_flight([]) == 3
+        (key,) = (row["request_key"] for row in store.rows("FROM request WHERE request_id = 'r1'"))
+        assert in_flight([key]) == 2
+        now_ns += 2_000_000 * MS
+        assert in_flight([]) == 0
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -12,7 +12,7 @@ import pytest
 from kvtrace import cli, profiler
 from kvtrace.errors import SourceError
 from kvtrace.profiles import folder, links, pprof
-from kvtrace.profiles.messages import Profile
+from kvtrace.profiles.messages import Profile, PushRequest
 from kvtrace.store import Store
 from tests.profile_pushes import HOSTILE, SECOND_NS, exported, push, stage
 from tests.sample_store import MS, START_NS, Sample
@@ -135,6 +135,42 @@ def test_a_profile_that_points_nowhere_is_an_error_of_its_own() -> None:
         pprof.Merged("wall", "nanoseconds").add(profile)
 
 
+@pytest.mark.parametrize(
+    ("begin_ns", "values"),
+    [(-1, (1,)), (2**63 - 2, (1,)), (START_NS, (2**63 - 1, 1)), (START_NS, (2**63 - 5,)), (START_NS, (-(2**63), -8))],
+)
+def test_a_profile_of_impossible_numbers_is_left_out_whole(begin_ns: int, values: tuple[int, ...]) -> None:
+    """Times and sums that no file can hold; what was added before and comes after is as without it."""
+    total = pprof.Merged("wall", "nanoseconds")
+    for start_ns, each in ((START_NS, (7,)), (begin_ns, values), (START_NS + 1, (3,))):
+        sent = PushRequest.FromString(pprof.inflated(push([(("f",), {}, value) for value in each], start_ns)))
+        profile = pprof.parse(sent.series[0].samples[0].rawProfile)
+        if each is values:
+            with pytest.raises(SourceError, match="contradicts itself"):
+                total.add(profile)
+        else:
+            total.add(profile)
+
+    made = pprof.parse(pprof.packed(total.profile("all")))
+    assert [sample.value[0] for sample in made.sample] == [10]
+    assert (made.time_nanos, made.duration_nanos) == (START_NS, SECOND_NS + 1)
+
+
+def test_an_engine_whose_id_is_longer_than_a_label_is_found(tmp_path: Path) -> None:
+    keeper = folder.Keeper(tmp_path / "profiles")
+    engine = "e" * 200 + "\n"
+    posting = [(("transfer",), stage("post"), 10)]
+    keeper.keep(push(posting, role="prefill", engine=profiler.clean(engine), process="worker"))
+    sample = Sample(facts={"profiles.dir": str(keeper.folder)})
+    sample.add("kvt-1", prefill_engine=engine)
+    run = sample.write(tmp_path / "run.duckdb")
+
+    assert exported(run, "--requests", "kvt-1") == {("prefill", "post", "transfer"): 10}
+    with Store.open(run) as store:
+        (row,) = store.rows("SELECT * FROM request")
+    assert links.windows(row)[0].labels == {"engine": "e" * 128}
+
+
 # Where a run's profiles are ----------------------------------------------------------------------------------------
 
 
@@ -162,7 +198,7 @@ def test_explain_gives_an_address_in_pyroscope(tmp_path: Path, capsys: pytest.Ca
         "from": [str(START_NS // SECOND_NS - 10)],
         "until": [str(START_NS // SECOND_NS + 1)],
     }
-    assert 'engine="p\\"0{}\\n<b>"' in parse_qs(prefill.query)["query"][0]
+    assert 'engine="p\\"0{}?<b>"' in parse_qs(prefill.query)["query"][0]
 
 
 def test_explain_gives_an_address_in_grafana_where_one_is_known(

@@ -29,7 +29,6 @@ def test_a_request_is_found_by_either_id_and_its_last_attempt_is_meant(path: Pat
     assert [r["ttft_ns"] for r in ask(path, "request_summary", request="theirs")] == [100 * MS]
     assert [r["ttft_ns"] for r in ask(path, "request_summary", request="r1", attempt=0)] == [300 * MS]
     assert ask(path, "request_summary", request="r") == []
-    assert ask(path, "request_summary") == []
 
 
 def test_the_path_of_a_request_tiles_its_ttft_in_ns(path: Path) -> None:

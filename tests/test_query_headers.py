@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("query", queries.load_all(), ids=lambda query: query.name)
 def test_header_is_what_the_database_says(blank: Store, query: queries.Query) -> None:
     """Title, parameters, columns and types as documented; an empty store gives an answer, not an error."""
-    rows = blank.select(query.sql, query.bind({}))
+    rows = blank.select(query.sql, query.bind({p.name: "" for p in query.parameters if p.is_needed}))
 
     assert query.title.endswith(".")
     assert {p.name for p in query.parameters} == blank.parameters(query.sql)
@@ -25,8 +25,14 @@ def test_header_is_what_the_database_says(blank: Store, query: queries.Query) ->
     assert "HUGEINT" not in rows.types
 
 
-def test_the_first_queries_are_there() -> None:
-    assert {"slowest_requests", "shares_by_class", "causes", "transfers", "steps", "drops"} <= set(queries.names())
+def test_every_query_is_in_one_group() -> None:
+    assert sorted(name for members in queries.GROUPS.values() for name in members) == queries.names()
+
+
+def test_what_is_needed_and_what_may_be_left_out_is_said() -> None:
+    for query in queries.load_all():
+        for parameter in query.parameters:
+            assert parameter.is_needed != ("if not given" in parameter.doc), (query.name, parameter.name)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from kvtrace import cli
 from kvtrace.errors import LabError
 from kvtrace.lab import metrics, stack, workload
+from tests.recordings import numbers, write
 from tests.test_record_cli import answer, own_temporary_folder  # noqa: F401 -- a fixture that every test here uses
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab
     assert cli.main(["record", "-o", str(store), *asked.split()]) == 0
     assert FakeLab.arguments["mode"] == "pull"
     assert (FakeLab.arguments["prefill"], FakeLab.arguments["decode"]) == (2, 1)
-    assert FakeLab.arguments["verify_kv"] == 0.2
+    assert (FakeLab.arguments["verify_kv"], FakeLab.arguments["warm_up_tokens"]) == (0.2, 7)
     asked_load = {"requests": 3, "rate_qps": 5.0, "input_len": 7, "output_len": 2, "seed": 9}
     assert asked_load.items() <= lab["load"].items()
     assert answer(store, "SELECT value FROM run WHERE name = 'command.prefill-0'") == "python -m vllm"
@@ -68,10 +69,26 @@ def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab
     assert not FakeLab.arguments["spool"].exists()
 
 
+def test_what_engines_do_before_the_load_is_not_recorded(
+    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WarmingUp(FakeLab):
+        def __enter__(self) -> Self:
+            write(self.arguments["spool"], 0, 5)
+            lab["answer"] = lambda count: write(self.arguments["spool"], 5, 3) or count
+            return self
+
+    monkeypatch.setattr(stack, "Lab", WarmingUp)
+
+    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), "--lab", "push"]) == 0
+    assert numbers(tmp_path / "run.duckdb") == [5, 6, 7]
+
+
 def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
     tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics, "read", lambda _engines: {"p0": {"requests finished": 0.0, "transfers": 2.0}})
+    monkeypatch.setattr(metrics, "read_once", lambda _engines: {"p0": {"requests finished": 5.0}})
+    monkeypatch.setattr(metrics, "read", lambda _engines: {"p0": {"requests finished": 5.0, "transfers": 2.0}})
     store = tmp_path / "run.duckdb"
     assert cli.main(["record", "-o", str(store), "--lab", "push"]) == 0
     assert (

@@ -11,10 +11,11 @@ import pytest
 from kvtrace import cli, keeping, queries, schema
 from kvtrace.analyze import analyze
 from kvtrace.cli import bounds
+from kvtrace.collect import Recorder
 from kvtrace.collect.retention import LEAST_NS, Retention
 from kvtrace.errors import UsageError
 from kvtrace.schema.keeping import FINE_NS
-from kvtrace.store import Store
+from kvtrace.store import Store, working_path
 from kvtrace.store.retention import forget_before
 from tests.sample_store import MS, PUSH_HIDDEN, PUSH_PATH, START_NS, Sample
 from tests.test_analyze import fill
@@ -65,12 +66,18 @@ def causes(store: Store) -> list[dict[str, Any]]:
 
 def test_what_is_older_goes_with_everything_made_of_it(path: Path) -> None:
     with Store.open(path, "write") as store:
-        gone = Retention(age_s=3600.0).apply(store)
+        retention = Retention(age_s=3600.0)
+        gone = retention.apply(store)
         left = store.select("SELECT count(*), min(start_ns) FROM request").values[0]
         oldest = store.select("SELECT min(t_ns) FROM event").values[0][0]
         found = causes(store)
         keeping.refresh(store)
+        resumed = Retention()
+        resumed.resume({row["name"]: row["value"] for row in store.rows("FROM run")})
 
+        assert resumed.facts() == retention.facts() == {
+            "recorder.kept_from_ns": str(retention.forgotten_ns), "recorder.dropped_requests": str(gone),
+        }  # fmt: skip
         assert gone == pytest.approx(2 * 3600 // EVERY_S, abs=3)
         assert left[0] == COUNT - gone
         assert time.time_ns() - 3600 * 10**9 - 2 * FINE_NS < oldest <= left[1] + EVERY_S * 10**9
@@ -130,6 +137,18 @@ def test_half_a_request_is_not_left(tmp_path: Path, hand_off: Callable[..., Trac
         assert {table: [row for row in rows(store, table) if 0 not in row[3:]] for table in kept} == {
             table: [row for row in found if 0 not in row[3:]] for table, found in kept.items()
         }
+
+
+def test_a_resumed_recording_counts_on_what_was_dropped(tmp_path: Path) -> None:
+    said = {"recorder.kept_from_ns": "5", "recorder.dropped_requests": "7"}
+    with Store.open(working_path(tmp_path / "run.duckdb"), "write") as store:
+        store.remember(said)
+
+    Recorder(tmp_path / "run.duckdb", [tmp_path], {}).run_once()
+
+    with Store.open(tmp_path / "run.duckdb") as store:
+        facts = {row["name"]: row["value"] for row in store.rows("FROM run")}
+    assert said.items() <= facts.items()
 
 
 def test_bounds_are_read_and_nonsense_is_named() -> None:

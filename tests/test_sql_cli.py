@@ -68,14 +68,38 @@ def test_an_answer_without_rows_is_empty_and_no_error(store: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_the_list_names_every_query_and_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_a_line_for_every_query(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sql", "--list"]) == 0
     out = capsys.readouterr().out
+    lines = [line.split(maxsplit=1) for line in out.splitlines() if line.startswith("  ")]
+
+    assert sorted(lines) == [[query.name, query.title] for query in queries.load_all()]
+    assert [line for line in out.splitlines() if line and line[0] != " "][:-1] == list(queries.GROUPS)
+    assert cli.main(["sql", str(store), "--list"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_the_list_of_one_query_has_its_parameters_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", "--list", "request_path", "drops"]) == 0
+    path, _, drops = capsys.readouterr().out.partition("\n\n")
+
+    assert "  request  VARCHAR  Needed. The request's id, or the one that its client sent." in path.splitlines()
+    assert "  duration_ns    BIGINT   How long it took." in path.splitlines()
+    assert drops.startswith("drops: What was lost")
+    assert "parameters" not in drops
+
+
+def test_the_list_as_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", "--list", "--json"]) == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
 
     for query in queries.load_all():
-        assert f"{query.name} " in out
-        assert query.title in out
-    assert "limit=BIGINT" in out
+        one = listed[query.name]
+        assert (one["title"], query.name in queries.GROUPS[one["group"]]) == (query.title, True)
+        assert [(p["name"], p["sql_type"], p["doc"]) for p in [*one["parameters"], *one["columns"]]] == [
+            (p.name, p.sql_type, p.doc) for p in [*query.parameters, *query.columns]
+        ]
+    assert [p["is_needed"] for p in listed["request_path"]["parameters"]] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +112,10 @@ def test_the_list_names_every_query_and_parameter(capsys: pytest.CaptureFixture[
         (["SELECT 1; DROP TABLE event"], 1, "one statement is expected and 2 were given"),
         (["DELETE FROM event"], 1, "read-only"),
         (["SELECT nonsense"], 1, "nonsense"),
+        (["request_path"], 2, "query request_path needs its parameter request: add --param request=VALUE"),
+        (["request_path", "-p", "attempt=0"], 2, "needs its parameter request"),
+        (["--list", "causses"], 1, "there is no query causses"),
+        (["--list", "--csv"], 2, "--list has no CSV"),
         (["causes", "-p", "mode"], 2, "--param wants name=value"),
         (["causes", "--json", "--csv"], 2, "--json and --csv exclude each other"),
         ([], 2, "name a store and a query"),

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from kvtrace import cli, schema
+from kvtrace.errors import StoreError
 from kvtrace.model import Event
-from kvtrace.store import Store, working_path
+from kvtrace.store import Store, created, working_path
 from tests.golden_files import GOLDEN
 from tests.moulds import cast
 from tests.test_analyze import process_row
@@ -112,8 +113,13 @@ def test_a_store_whose_transfers_and_steps_were_views_has_them_as_tables(tmp_pat
 def test_an_upgraded_store_has_nothing_left_to_upgrade(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["upgrade", str(older)]) == 0
 
-    assert cli.main(["upgrade", str(older)]) == 1
-    assert "nothing to upgrade" in capsys.readouterr().err
+    before = older.read_bytes()
+    capsys.readouterr()
+    working_path(older).touch()  # what is recorded right now is current as well
+
+    assert cli.main(["upgrade", str(older)]) == 0
+    assert capsys.readouterr() == (f"{older} is current: there is nothing to upgrade\n", "")
+    assert older.read_bytes() == before
 
 
 def test_a_newer_store_is_left_alone(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,13 +154,22 @@ def test_a_failure_leaves_the_older_store(
     assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
 
 
-def test_nothing_and_something_else_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_and_something_else_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     foreign = tmp_path / "foreign.txt"
     foreign.write_text("hello")
+    monkeypatch.chdir(tmp_path)
 
-    for path in (tmp_path / "nothing.duckdb", foreign):
+    for path, said in (
+        (tmp_path / "nothing.duckdb", "does not exist"), (foreign, "is not a DuckDB file"),
+        (".", ". is a folder; name a store in it"), ("/", "/ is a folder; name a store in it"),
+    ):  # fmt: skip
         assert cli.main(["upgrade", str(path)]) == 1
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert len((err := capsys.readouterr().err).splitlines()) == 1
+        assert said in err
+    with pytest.raises(StoreError, match="is a folder"), created(Path(), force=True):
+        pass
 
 
 def test_a_link_stays_a_link_and_its_store_is_upgraded(older: Path, tmp_path: Path) -> None:

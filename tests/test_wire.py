@@ -104,6 +104,8 @@ def test_any_header_comes_back(text: str, number: int, moment_ns: int) -> None:
         (wire.pack_header(HEADER)[:1000], "cut off inside its header"),
         (wire.pack_header(HEADER)[:30] + b"\xff" + wire.pack_header(HEADER)[31:], "header is damaged"),
         (wire.pack_header(HEADER)[:8] + b"\x02" + wire.pack_header(HEADER)[9:], "spool format 2"),
+        (wire.pack_header(replace(HEADER, anchor_wall_ns=-1)), "which none does"),
+        (wire.pack_header(replace(HEADER, anchor_monotonic_ns=2**63 - 1)), "which none does"),
     ],
 )
 def test_a_header_that_is_none_is_named(data: Any, reason: str) -> None:

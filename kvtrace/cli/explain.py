@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from kvtrace.analyze import points
 from kvtrace.errors import RequestError, UsageError
+from kvtrace.messages import command_line
 from kvtrace.profiles import links
 from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
@@ -125,7 +125,7 @@ def _where_profiles_are(facts: Mapping[str, str], run: Path, request: Mapping[st
     if place is None:
         return []
     if place.folder:
-        asking = shlex.join(["kvtrace", "export", str(run), "--format", "pprof", "--requests", request["request_id"]])
+        asking = command_line("export", run, "--format", "pprof", "--requests", request["request_id"])
         return [f"Profiles of that time: {asking}"]
     return [f"Profiles of {part.name}: {links.url(place, part)}" for part in links.windows(request)]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtrace.errors import UsageError
-from kvtrace.messages import say
+from kvtrace.messages import command_line, say
 
 
 def command(
@@ -49,8 +48,7 @@ def command(
     outcome = import_files(files, into, output, force=force, forced=form, same_host=same_host)
     for name, sentence in outcome.said:
         say(f"{name}: {sentence}")
-    store = into or output
     if not outcome.points:
         say("nothing is new" + (f"; {into} is as it was" if into is not None else ""))
         return
-    say(f"next: kvtrace explain {shlex.quote(str(store))}")
+    say(f"next: {command_line('explain', *(store for store in (into, output) if store))}")

@@ -19,10 +19,10 @@ import typer
 
 from kvtrace import profiler
 from kvtrace.cli import bounds, profiling, watching
-from kvtrace.cli.recording import is_private, make_spool, recording
+from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
-from kvtrace.messages import say, write
+from kvtrace.messages import command_line, say, write
 
 if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
@@ -62,7 +62,7 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="RUN.duckdb", help="The store to write.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the store if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite stores of the names given, if they exist.")] = False,
     lab: Annotated[
         str | None, typer.Option(metavar="push|pull", help="Start a lab, drive load through it, record it.")
     ] = None,
@@ -106,7 +106,7 @@ def command(
         return code
     _check_writable(target)
     watched = watching.Watch(target, metrics, otlp, otlp_share, profiling.Asked(profile, profile_dir, profile_grafana))
-    watched.copies = [grafana_copy] if grafana_copy else []
+    watched.copy_to(grafana_copy, overwrites=force)
     watched.retention = bounds.retention(retain_age, retain_size)
     with watched as watch:
         if lab:
@@ -205,14 +205,18 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
     recorder: Recorder | None = None
     try:
         with (
-            recording(output, [folder], facts, watch, force=force) as recorder,
+            recording(output, [folder], facts, watch, force=force, from_monotonic_ns=LATER_NS) as recorder,
             stop_signals(raise_interrupt) as seen,
         ):
             try:
-                with stack.Lab(engines.mode, spool=folder, verify_kv=engines.verify_kv, **sizes) as lab:
+                with stack.Lab(
+                    engines.mode, spool=folder, verify_kv=engines.verify_kv, warm_up_tokens=load.input_len, **sizes
+                ) as lab:
                     recorder.facts |= {f"command.{name}": line for name, line in lab.commands.items()}
+                    before = metrics.read_once(lab.engines)
+                    recorder.from_monotonic_ns = time.monotonic_ns()
                     result = workload.run(lab.url, **asdict(load))
-                    recorder.facts |= totals.facts(metrics.read(lab.engines))
+                    recorder.facts |= totals.facts(metrics.since(before, metrics.read(lab.engines)))
             except KeyboardInterrupt:
                 say("interrupted: the lab is down, what it served is kept")
                 return 128 + (seen[0] if seen else signal.SIGINT)
@@ -233,7 +237,7 @@ def _say_totals(output: Path) -> None:
     with Store.open(output) as store:
         found = totals.totals(store, selection.run_facts(store))
     if found:
-        say(f"{totals.sentence(found)}; see `kvtrace explain {shlex.quote(str(output))} --reconcile`")
+        say(f"{totals.sentence(found)}; see `{command_line('explain', output, '--reconcile')}`")
 
 
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtrace.messages import say
+from kvtrace.messages import command_line, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
 
+LATER_NS = (1 << 63) - 1
+"""A time that is later than all others: nothing is recorded as yet."""
 _SPOOL_PREFIX = "kvtrace-spool-"
 _SPOOL_FREE_BYTES = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
@@ -33,8 +34,13 @@ def recording(
     *,
     force: bool,
     delete_consumed: bool = True,
+    from_monotonic_ns: int = 0,
 ) -> Iterator[Recorder]:
-    """Follow the folders in the background; at the end publish, clear private folders, say what was written."""
+    """Follow the folders in the background; at the end publish, clear private folders, say what was written.
+
+    What happened before `from_monotonic_ns`, by this host's monotonic clock, is left out; the recorder's attribute of
+    that name may be set later.
+    """
     from kvtrace.collect import Recorder
 
     recorder = Recorder(
@@ -47,16 +53,17 @@ def recording(
         copies=watch.copies,
         retention=watch.retention,
     )
+    recorder.from_monotonic_ns = from_monotonic_ns
     try:
         with recorder:
             recorder.start()
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(recorder.spools[0])])
+            resume = command_line("record", "-o", output, "--spool", recorder.spools[0])
             say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
         kept = [spool for spool in recorder.spools if is_private(spool) and not _clear(spool)]
         for spool in kept:
-            resume = shlex.join(["kvtrace", "record", "-o", str(output), "--spool", str(spool)])
+            resume = command_line("record", "-o", output, "--spool", spool)
             say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
     _report(recorder)
     for message in watch.report():
@@ -69,11 +76,11 @@ def _report(recorder: Recorder) -> None:
     for message in stats.skipped:
         say(message)
     if stats.lost:
-        say(f"{stats.lost} events were lost; `kvtrace sql {shlex.quote(str(recorder.output))} drops` says where")
+        say(f"{stats.lost} events were lost; `{command_line('sql', recorder.output, 'drops')}` says where")
     if not stats.events:
         say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
     say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    say(f"next: kvtrace explain {shlex.quote(str(recorder.output))}")
+    say(f"next: {command_line('explain', recorder.output)}")
 
 
 def make_spool() -> Path:

@@ -8,6 +8,7 @@ import decimal
 import json
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,13 +33,17 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row, in an array.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
-    names: Annotated[bool, typer.Option("--list", help="List the named queries and end.")] = False,
+    names: Annotated[
+        bool, typer.Option("--list", help="List the named queries, or what those named answer, and end.")
+    ] = False,
 ) -> None:
     """Ask a store a question in SQL, by a query's name or in full. Nothing it says can change the store."""
     if as_json and as_csv:
         raise UsageError("--json and --csv exclude each other")
     if names:
-        sys.stdout.writelines(_catalogue(queries.load_all()))
+        if as_csv:
+            raise UsageError("--list has no CSV; --json has all of it")
+        _list([*([str(store)] if store is not None else []), *(question or [])], as_json=as_json)
         return
     if store is None or not question:
         raise UsageError("name a store and a query: kvtrace sql RUN.duckdb NAME; --list names the queries")
@@ -59,7 +64,7 @@ def _answer(path: Path, question: str, given: dict[str, str]) -> Rows:
         if question in queries.names():
             query = queries.load(question)
             return store.select(query.sql, query.bind(given))
-        if question.replace("_", "").isalnum():
+        if _is_name(question):
             raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
         wanted = store.parameters(question)
         if wanted != given.keys():
@@ -79,13 +84,49 @@ def _given(pairs: list[str]) -> dict[str, str]:
     return given
 
 
-def _catalogue(known: list[queries.Query]) -> Iterable[str]:
-    """Yield a line per query and one per parameter."""
-    width = max(len(query.name) for query in known)
-    for query in known:
-        yield f"{query.name:<{width}}  {query.title}\n"
-        for parameter in query.parameters:
-            yield f"{'':<{width}}    {parameter.name}={parameter.sql_type}  {parameter.doc}\n"
+def _is_name(word: str) -> bool:
+    """Return whether a word looks like a query's name, and not like SQL or a path."""
+    return word.replace("_", "").isalnum()
+
+
+def _list(words: list[str], *, as_json: bool) -> None:
+    """Write what the named queries answer; without names a line each, or all of it as JSON. A path is passed over."""
+    wanted = words if not words or _is_name(words[0]) else words[1:]
+    known = [queries.load(name) for name in wanted] or queries.load_all()
+    if as_json:
+        sys.stdout.write("[" + ",".join(f"\n{json.dumps(_documented(query))}" for query in known) + "\n]\n")
+    elif wanted:
+        sys.stdout.write("\n".join("".join(_described(query)) for query in known))
+    else:
+        sys.stdout.writelines(_catalogue({query.name: query for query in known}))
+
+
+def _documented(query: queries.Query) -> dict[str, Any]:
+    """Return all that is known of a query but its SQL."""
+    group = next((group for group, members in queries.GROUPS.items() if query.name in members), None)
+    parameters, columns = (list(map(asdict, some)) for some in (query.parameters, query.columns))
+    for column in columns:
+        del column["is_needed"]
+    return {"name": query.name, "group": group, "title": query.title, "parameters": parameters, "columns": columns}
+
+
+def _described(query: queries.Query) -> Iterable[str]:
+    """Yield a query's title, its parameters and its columns, a line each."""
+    yield f"{query.name}: {query.title}\n"
+    for heading, described in (("parameters", query.parameters), ("columns", query.columns)):
+        yield f"{heading}\n" if described else ""
+        names, types = (max((len(getattr(one, of)) for one in described), default=0) for of in ("name", "sql_type"))
+        for one in described:
+            yield f"  {one.name:<{names}}  {one.sql_type:<{types}}  {'Needed. ' if one.is_needed else ''}{one.doc}\n"
+
+
+def _catalogue(known: dict[str, queries.Query]) -> Iterable[str]:
+    """Yield a line per query, by what they are about."""
+    width = max(map(len, known))
+    for group, members in queries.GROUPS.items():
+        yield f"{group}\n"
+        yield from (f"  {name:<{width}}  {known[name].title}\n" for name in members)
+    yield "\nThose about one request want --param request=ID. Parameters and columns: kvtrace sql --list NAME\n"
 
 
 def _json(rows: Rows) -> Iterable[str]:

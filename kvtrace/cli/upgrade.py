@@ -10,7 +10,7 @@ import typer
 
 from kvtrace.analyze import analyze
 from kvtrace.errors import in_one_line
-from kvtrace.store.upgrade import upgrading
+from kvtrace.store.upgrade import is_current, upgrading
 
 
 def command(
@@ -20,6 +20,9 @@ def command(
 
     What was recorded stays as it is; the answers are worked out again. The older file stays until the new one is whole.
     """
-    with upgrading(store) as arriving:
-        requests = analyze(arriving)
-    sys.stdout.write(in_one_line(f"{store} is upgraded: {requests} requests worked out again") + "\n")
+    if is_current(store):
+        told = f"{store} is current: there is nothing to upgrade"
+    else:
+        with upgrading(store) as arriving:
+            told = f"{store} is upgraded: {analyze(arriving)} requests worked out again"
+    sys.stdout.write(in_one_line(told) + "\n")

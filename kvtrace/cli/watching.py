@@ -48,6 +48,7 @@ class Watch:
     ) -> None:
         self._output = output
         self.copies: list[Path] = []
+        self._overwrites = False
         self.retention: Retention | None = None
         self._metrics = metrics
         self._otlp = otlp
@@ -63,7 +64,7 @@ class Watch:
         if self._share is not None and self._otlp is None:
             raise UsageError("--otlp-share belongs to --otlp URL")
         for copy in self.copies:
-            _check_copy(copy, self._output)
+            _check_copy(copy, self._output, overwrites=self._overwrites)
         try:
             if self._metrics is not None:
                 self._open_metrics(self._metrics)
@@ -74,6 +75,11 @@ class Watch:
             self._stack.close()
             raise
         return self
+
+    def copy_to(self, copy: Path | None, *, overwrites: bool) -> None:
+        """Publish a copy there too, if anywhere; `overwrites` whatever store it is that has the name."""
+        self.copies = [copy] if copy is not None else []
+        self._overwrites = overwrites
 
     def __exit__(self, *_exception: object) -> None:
         self._stack.close()
@@ -135,8 +141,9 @@ class Watch:
             yield f"{health.dropped} spans were dropped: {health.failure or 'the receiver was too slow'}"
 
 
-def _check_copy(copy: Path, output: Path) -> None:
+def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:
     """Raise UsageError unless snapshots can be put there beside those of the output."""
+    from kvtrace.store import copies, working_path
     from kvtrace.store.files import is_duckdb, is_of
 
     if is_of(output.resolve(), copy.resolve()):
@@ -149,6 +156,13 @@ def _check_copy(copy: Path, output: Path) -> None:
         raise UsageError(f"--grafana-copy {copy}: the folder {copy.parent} does not exist; make it first")
     if copy.exists() and not is_duckdb(copy):
         raise UsageError(f"--grafana-copy {copy} is there and no DuckDB file, so it is not overwritten; name another")
+    if working_path(copy).exists():
+        raise UsageError(f"--grafana-copy {copy} is being recorded ({working_path(copy)} is there); name another file")
+    if copy.exists() and not overwrites and not copies.is_copy(copy):
+        raise UsageError(
+            f"--grafana-copy {copy} is there and no copy that a recording put there; name another file, or --force "
+            "overwrites it"
+        )
 
 
 def _restore(before: str | None) -> None:

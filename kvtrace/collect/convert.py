@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kvtrace import stages
+from kvtrace import stages, wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,18 +16,61 @@ if TYPE_CHECKING:
 
 _STAGE_NAMES = pa.array([stage.name for stage in stages.STAGES])
 _UNKNOWN = -1
+_MOST = (1 << 63) - 1
 _INDEX_OF_CODE = np.full(1 << 16, _UNKNOWN, np.int16)
 for _index, _stage in enumerate(stages.STAGES):
     _INDEX_OF_CODE[_stage.code] = _index
 
 
-def to_events(records: NDArray[Any], strings: Mapping[int, str], process: int, offset_ns: int) -> tuple[pa.Table, int]:
-    """Return records of one segment as rows of table event, and how many were left out as of no known stage."""
-    index = _INDEX_OF_CODE[records["code"]]
-    unknown = int(np.count_nonzero(index == _UNKNOWN))
-    if unknown:
-        kept = index != _UNKNOWN
+# Where a process or its sender thread stands, whatever it worked on before.
+_LASTING = np.array(
+    [
+        stage.where is stages.Where.PROCESS or stage in {stages.SENDER_WOKE, stages.SENDER_SLEPT}
+        for stage in stages.STAGES
+    ]
+)
+
+
+class Converted(NamedTuple):
+    """Records as rows of table event, the first and the last time among them (unix ns, 0 without any).
+
+    `unknown` were left out as of no known stage, `timeless` as of a time that no clock shows.
+    """
+
+    events: pa.Table
+    oldest_ns: int
+    newest_ns: int
+    unknown: int
+    timeless: int
+
+
+def to_events(
+    records: NDArray[Any], strings: Mapping[int, str], process: int, offset_ns: int, from_monotonic_ns: int = 0
+) -> Converted:
+    """Return records of one segment, whose times become unix ns by adding `offset_ns`, as events.
+
+    Of what happened before `from_monotonic_ns` only what lasts is returned: where processes and their threads stand.
+    """
+    index, times_ns = _INDEX_OF_CODE[records["code"]], records["t_ns"]
+    is_known = index != _UNKNOWN
+    # Compared without the offset: with it, a time that is none could come round to one that is.
+    is_time = (times_ns >= -offset_ns) & (times_ns <= min(wire.LATEST_NS - offset_ns, _MOST))
+    kept = is_known & is_time
+    if from_monotonic_ns:
+        kept &= _LASTING[index] | (times_ns >= from_monotonic_ns)
+    unknown, timeless = (len(index) - int(np.count_nonzero(one)) for one in (is_known, is_time))
+    if not kept.all():
         records, index = records[kept], index[kept]
+    events = _table(records, index, strings, process, offset_ns)
+    if not len(records):
+        return Converted(events, 0, 0, unknown, timeless)
+    oldest_ns, newest_ns = (int(edge) + offset_ns for edge in (records["t_ns"].min(), records["t_ns"].max()))
+    return Converted(events, oldest_ns, newest_ns, unknown, timeless)
+
+
+def _table(
+    records: NDArray[Any], index: NDArray[Any], strings: Mapping[int, str], process: int, offset_ns: int
+) -> pa.Table:
     columns = {
         "process": pa.array(np.full(len(records), process, np.int32)),
         "stage": pa.DictionaryArray.from_arrays(pa.array(index), _STAGE_NAMES),
@@ -37,7 +80,7 @@ def to_events(records: NDArray[Any], strings: Mapping[int, str], process: int, o
     }
     for slot in ("a", "b", "c", "d"):
         columns[slot] = pa.array(np.ascontiguousarray(records[slot]))
-    return pa.table(columns), unknown
+    return pa.table(columns)
 
 
 def _texts(ids: NDArray[np.uint32], strings: Mapping[int, str]) -> pa.DictionaryArray:

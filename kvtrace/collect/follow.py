@@ -70,6 +70,8 @@ class Folders:
         self.folders = list(dict.fromkeys(Path(folder) for folder in folders))
         self._ledger = ledger
         self._notice = notice
+        self.from_monotonic_ns = 0
+        """Left out is what happened before, but for where processes and threads stand; of this host only."""
         self._followed: dict[FileKey, _Followed] = {}
         self._key_at: dict[Path, FileKey] = {}
         self._refused: dict[Path, _Look] = {}
@@ -211,18 +213,26 @@ class Folders:
             if finished:
                 self._drop(key)
             return
-        unknown = 0
+        unknown = timeless = 0
         for start in range(0, count, RECORDS_PER_CHUNK):
-            records = batch.records[start : start + RECORDS_PER_CHUNK]
-            events, left_out = convert.to_events(records, batch.strings, process.process, process.offset_ns)
-            unknown += left_out
-            is_last = start + RECORDS_PER_CHUNK >= count
-            oldest_ns = int(records["t_ns"].min()) + process.offset_ns
-            newest_ns = int(records["t_ns"].max()) + process.offset_ns
-            moved_to = position if is_last else None
-            yield Chunk(key, process, moved_to, events, batch.facts, batch.dropped, oldest_ns, newest_ns)
+            found = convert.to_events(
+                batch.records[start : start + RECORDS_PER_CHUNK],
+                batch.strings,
+                process.process,
+                process.offset_ns,
+                self.from_monotonic_ns,
+            )
+            unknown += found.unknown
+            timeless += found.timeless
+            moved_to = position if start + RECORDS_PER_CHUNK >= count else None
+            yield Chunk(
+                key, process, moved_to, found.events, batch.facts, batch.dropped, found.oldest_ns, found.newest_ns
+            )
         if unknown:
             message = f"holds stages that this kvtrace does not know, {unknown} or more records; upgrade kvtrace"
+            self._notice(str(followed.path), message)
+        if timeless:
+            message = f"holds {timeless} or more records of times that no clock shows, which were left out"
             self._notice(str(followed.path), message)
 
     def _drop(self, key: FileKey) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SETTLE_NS = 1_500_000_000
 """So long after its end a request's last points are taken to be in: a poll on P, the spools of other processes."""
 _KEEP_NS = 600_000_000_000
-_TOLD_NS = 3 * _KEEP_NS  # a request that took longer is not told of; for so long is remembered what was
+TOLD_NS = 3 * _KEEP_NS
+"""A request that took longer is not told of; for so long is remembered what was."""
 _ENDS = pa.array(
     [
         stage.name
@@ -113,7 +114,7 @@ class Audience:
         if not self._newest_ns or (not settled and not is_last):
             return []
         # At the end what lacks one counts too, but for what an earlier recorder of this store has told.
-        kept_ns = _KEEP_NS if is_last else _TOLD_NS
+        kept_ns = _KEEP_NS if is_last else TOLD_NS
         since_ns = min((self._ended[name] for name in settled), default=self._newest_ns) - kept_ns
         rows = store.rows(_OVER_SQL, {"ids": settled, "since": since_ns, "everything": is_last})
         keys = []
@@ -124,6 +125,6 @@ class Audience:
                 keys.append(row["request_key"])
         for settled_name in settled:
             del self._ended[settled_name]
-        while self._told and next(iter(self._told))[1] < self._newest_ns - _TOLD_NS:
+        while self._told and next(iter(self._told))[1] < self._newest_ns - TOLD_NS:
             del self._told[next(iter(self._told))]
         return keys

@@ -25,7 +25,7 @@ from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
 from kvtrace.errors import DamageError, KvtraceError, StoreError
-from kvtrace.store import Store, discard, working_path
+from kvtrace.store import Store, copies, discard, working_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -65,6 +65,7 @@ class Recorder:
         self.facts = dict(facts)
         self.stats = Stats()
         self.resumed = False
+        self.from_monotonic_ns = 0  # what happened before on this host is left out; any thread may set it
         self.failure: KvtraceError | None = None
         self._pace = Pace(self.output, publish_interval_s)
         self._copies = [Pace(Path(copy), publish_interval_s) for copy in copies]
@@ -148,6 +149,7 @@ class Recorder:
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
             self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
+            self._retention.resume(known)
             self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
@@ -205,6 +207,7 @@ class Recorder:
 
     def _pass(self, store: Store) -> int:
         """Commit what all files have to give now; return how many events that was."""
+        self._folders.from_monotonic_ns = self.from_monotonic_ns
         self._folders.scan()
         try:
             return self._commit_all(store)
@@ -327,13 +330,9 @@ class Recorder:
         return {
             "recorder.state": state,
             "recorder.spool": "\n".join(str(spool) for spool in self.spools),
-            "recorder.events": str(self.stats.events),
-            "recorder.lost_records": str(self.stats.lost),
-            "recorder.skipped_files": str(len(self.stats.skipped)),
-            "recorder.lag_ms": str(round(self.stats.lag_s * 1000)),
             "recorder.published_ns": str(time.time_ns()),
-            "recorder.publication_ms": str(round(self.stats.publish_s * 1000)),
-            "recorder.analysis_ms": str(round(self.stats.analyze_s * 1000)),
+            **self.stats.facts(),
+            **copies.fact(copy.target for copy in self._copies),
             **self._retention.facts(),
             **self._audience.facts(),
         }

@@ -10,6 +10,8 @@ from kvtrace import keeping
 from kvtrace.store.retention import forget_before
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvtrace.store import Store
 
 LEAST_NS = 1_200_000_000_000
@@ -46,18 +48,19 @@ class Retention:
         with store.transaction():
             count = forget_before(store, before_ns)
             keeping.recount(store, before_ns)
+            store.remember(_facts(before_ns, self.dropped_requests + count))  # it goes with what it counts
         self.forgotten_ns = before_ns
         self.dropped_requests += count
         return count
 
+    def resume(self, known: Mapping[str, str]) -> None:
+        """Count on from what the facts of an interrupted recording say."""
+        counted = [known.get(name, "") for name in _facts(0, 0)]
+        self.forgotten_ns, self.dropped_requests = (int(text) if text.isdecimal() else 0 for text in counted)
+
     def facts(self) -> dict[str, str]:
         """Return what the run's facts should say of it."""
-        if not self.forgotten_ns:
-            return {}
-        return {
-            "recorder.kept_from_ns": str(self.forgotten_ns),
-            "recorder.dropped_requests": str(self.dropped_requests),
-        }
+        return _facts(self.forgotten_ns, self.dropped_requests) if self.forgotten_ns else {}
 
     def _by_age(self, now_ns: int) -> int:
         return 0 if self.age_s is None else now_ns - int(self.age_s * 1e9)
@@ -74,3 +77,8 @@ SELECT coalesce(min(from_ns), 9223372036854775807) FROM (
 ) WHERE since <= $kept * whole
 """
         return int(store.select(sql, {"kept": kept}).values[0][0])
+
+
+def _facts(forgotten_ns: int, dropped_requests: int) -> dict[str, str]:
+    """Return the run's facts: since when (unix ns) it has everything, and how many requests are gone."""
+    return {"recorder.kept_from_ns": str(forgotten_ns), "recorder.dropped_requests": str(dropped_requests)}

@@ -22,3 +22,14 @@ class Stats:
     removed_files: int = 0
     published_ns: int = 0
     failing: bool = False
+
+    def facts(self) -> dict[str, str]:
+        """Return what the run's facts should say of it."""
+        return {
+            "recorder.events": str(self.events),
+            "recorder.lost_records": str(self.lost),
+            "recorder.skipped_files": str(len(self.skipped)),
+            "recorder.lag_ms": str(round(self.lag_s * 1000)),
+            "recorder.publication_ms": str(round(self.publish_s * 1000)),
+            "recorder.analysis_ms": str(round(self.analyze_s * 1000)),
+        }

@@ -10,6 +10,7 @@ from kvtrace.verdict import CORRUPT
 
 COORDINATION_SHARE_MOST = 0.5
 RECORDER_LAG_SECONDS_MOST = 10
+_GROUP = "run, mode, scope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class Alert:
     step: str
 
 
-def _by_run(name: str, window: str, extra: str = "") -> str:
+def _by_run(name: str, window: str, extra: str = "", by: str = "run") -> str:
     selector = f"{{{extra}}}" if extra else ""
-    return f"sum by (run) (rate({name}{selector}[{window}]))"
+    return f"sum by ({by}) (rate({name}{selector}[{window}]))"
 
 
 ALERTS: tuple[Alert, ...] = (
@@ -66,12 +67,14 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "KvtraceCoordinationHigh",
-        _by_run(f"{names.CLASS.name}_sum", "10m", 'class="coordination"')
+        # Scopes do not compare: a long one would hide what a short one shows, or the other way round.
+        _by_run(f"{names.CLASS.name}_sum", "10m", 'class="coordination"', by=_GROUP)
         + f" > {COORDINATION_SHARE_MOST} * "
-        + _by_run(f"{names.TTFT.name}_sum", "10m"),
+        + _by_run(f"{names.TTFT.name}_sum", "10m", by=_GROUP),
         "10m",
         "warning",
-        "More than half of the time to first token is the two sides waiting for each other.",
+        "More than half of the time to first token ({{ $labels.mode }}, scope {{ $labels.scope }}) is the two sides "
+        "waiting for each other.",
         "Look at the board Hand-off, panel Causes: more accelerators would not help.",
     ),
     Alert(

@@ -1,4 +1,5 @@
 """A run's facts, gathered from a store by SQL: what the checks need and nothing else."""
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from kvtrace.findings.model import (
     Retried,
     Straggler,
 )
+from kvtrace.schema import median_ns
 from kvtrace.splits import AFTER_REPLY
 from kvtrace.store import Store
 
@@ -34,19 +36,19 @@ SELECT mode, scope, count(ttft_ns) AS requests, coalesce(sum(ttft_ns), 0)::BIGIN
 FROM request GROUP BY ALL ORDER BY mode, scope
 """
 
-_CAUSES_SQL = """
+_CAUSES_SQL = f"""
 WITH per_request AS (
   SELECT r.mode, r.scope, s.cause, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS cause_ns
   FROM segment AS s JOIN request AS r USING (request_key)
   WHERE r.ttft_ns IS NOT NULL GROUP BY ALL HAVING cause_ns > 0
 )
 SELECT mode, scope, cause AS name, count(*) AS requests, sum(cause_ns)::BIGINT AS total_ns,
-  quantile_disc(cause_ns, 0.5) AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
+  {median_ns("cause_ns")} AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
 # What passes between the legs: P's reply, the dispatch of D's leg and its hop; or the answer's time until that reply.
-_LEGS_SQL = """
+_LEGS_SQL = f"""
 WITH per_request AS (
   SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS spent_ns,
     CASE WHEN s.waited_for = $after_reply THEN 'held' ELSE 'between' END AS name
@@ -55,19 +57,19 @@ WITH per_request AS (
   GROUP BY ALL HAVING spent_ns > 0
 )
 SELECT mode, scope, name, count(*) AS requests, sum(spent_ns)::BIGINT AS total_ns,
-  quantile_disc(spent_ns, 0.5) AS median_ns, max_by(request_id, spent_ns, $examples) AS examples
+  {median_ns("spent_ns")} AS median_ns, max_by(request_id, spent_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
-_VERDICTS_SQL = """
+_VERDICTS_SQL = f"""
 SELECT mode, scope, verdict AS name, count(*) AS requests, coalesce(sum(ttft_ns), 0)::BIGINT AS total_ns,
-  coalesce(quantile_disc(ttft_ns, 0.5), 0) AS median_ns, max_by(request_id, coalesce(ttft_ns, 0), $examples) AS examples
+  coalesce({median_ns("ttft_ns")}, 0) AS median_ns, max_by(request_id, coalesce(ttft_ns, 0), $examples) AS examples
 FROM request GROUP BY ALL
 """
 
-_LATE_SQL = """
+_LATE_SQL = f"""
 SELECT mode, scope, count(registration_late_ns) AS told, count(*) FILTER (registration_late_ns > 0) AS late,
-  coalesce(quantile_disc(registration_late_ns, 0.5) FILTER (registration_late_ns > 0), 0) AS median_ns,
+  coalesce({median_ns("registration_late_ns", "registration_late_ns > 0")}, 0) AS median_ns,
   coalesce(max_by(request_id, registration_late_ns, $examples), []) AS examples
 FROM request WHERE mode = 'push' AND ttft_ns IS NOT NULL GROUP BY ALL
 """
@@ -94,7 +96,7 @@ SELECT mode, scope, count(*) AS requests, sum(transfers)::BIGINT AS transfers, s
 FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
 """
 
-_DETECTION_SQL = """
+_DETECTION_SQL = f"""
 WITH spent AS (
   SELECT r.mode, r.scope, r.request_key, r.request_id, sum(s.end_ns - s.start_ns)::BIGINT AS detection_ns,
     any_value(r.transfer_high_ns - r.transfer_ns) AS doubt_ns
@@ -104,20 +106,20 @@ WITH spent AS (
   SELECT *, detection_ns - doubt_ns AS proven_ns FROM spent WHERE doubt_ns <= $tight * detection_ns
 )
 SELECT mode, scope, count(*) AS requests, sum(proven_ns)::BIGINT AS total_ns,
-  quantile_disc(proven_ns, 0.5) AS median_ns, max_by(request_id, proven_ns, $examples) AS examples
+  {median_ns("proven_ns")} AS median_ns, max_by(request_id, proven_ns, $examples) AS examples
 FROM certain GROUP BY ALL
 """
 
-_STEP_SQL = """
-SELECT coalesce(quantile_disc(ended_ns - scheduled_ns, 0.5), 0) AS step_ns
+_STEP_SQL = f"""
+SELECT coalesce({median_ns("ended_ns - scheduled_ns")}, 0) AS step_ns
 FROM step WHERE tokens > 0 AND ended_ns IS NOT NULL
   AND engine IN (SELECT decode_engine FROM request WHERE decode_engine <> '')
 """
 
-_STRAGGLERS_SQL = """
+_STRAGGLERS_SQL = f"""
 WITH counted AS (
   SELECT decode_engine AS engine, straggler_rank AS rank, count(*) AS last, sum(straggler_ns)::BIGINT AS total_ns,
-    quantile_disc(straggler_ns, 0.5) AS median_ns, max_by(request_id, straggler_ns, $examples) AS examples
+    {median_ns("straggler_ns")} AS median_ns, max_by(request_id, straggler_ns, $examples) AS examples
   FROM request WHERE straggler_rank IS NOT NULL GROUP BY ALL
 )
 SELECT c.*, (sum(last) OVER (PARTITION BY engine))::BIGINT AS requests FROM counted AS c ORDER BY engine, rank
@@ -130,9 +132,9 @@ SELECT count(*) AS requests, coalesce(sum(held_after_end_ns), 0)::BIGINT AS tota
 FROM request WHERE held_after_end_ns > 0
 """
 
-_RETRIED_SQL = """
+_RETRIED_SQL = f"""
 SELECT count(*) AS requests, coalesce(sum(lost_ns), 0)::BIGINT AS total_ns,
-  coalesce(quantile_disc(lost_ns, 0.5), 0) AS median_ns,
+  coalesce({median_ns("lost_ns")}, 0) AS median_ns,
   coalesce(max_by(request_id, lost_ns, $examples), []) AS examples
 FROM request WHERE lost_ns IS NOT NULL
 """

@@ -26,17 +26,28 @@ def read(engines: Iterable[Engine]) -> dict[str, dict[str, float]]:
     left out.
     """
     engines = list(engines)
-    found = _read_once(engines)
+    found = read_once(engines)
     deadline_s = time.monotonic() + _SETTLE_MOST_S
     while time.monotonic() < deadline_s:
         time.sleep(_SETTLE_S)
-        before, found = found, _read_once(engines)
+        before, found = found, read_once(engines)
         if found == before:
             break
     return found
 
 
-def _read_once(engines: Iterable[Engine]) -> dict[str, dict[str, float]]:
+def since(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return by how much the totals of each engine have grown; of one that did not answer before, what they are."""
+    return {
+        engine: {name: value - before.get(engine, {}).get(name, 0.0) for name, value in totals.items()}
+        for engine, totals in after.items()
+    }
+
+
+def read_once(engines: Iterable[Engine]) -> dict[str, dict[str, float]]:
+    """Return by engine id what it says now, by `Metric.name`; an engine that does not answer is left out."""
     found = {}
     for engine in engines:
         try:

@@ -17,7 +17,7 @@ import httpx
 
 from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, UsageError
-from kvtrace.lab import logs, model, pollers, ports, takedown
+from kvtrace.lab import logs, model, pollers, ports, takedown, warm_up
 from kvtrace.lab.engine import CONNECTORS, Engine, EngineOptions, Role, describe, require
 from kvtrace.lab.guard import Guard
 from kvtrace.lab.program import Program, Server
@@ -46,7 +46,8 @@ class Lab:
     `environment` maps a role (prefill, decode, router) or a name (prefill-0) to variables for those programs;
     a PYTHONPATH among them goes in front of the inherited one. Further options are those of `EngineOptions`;
     `overrides` gives the engines of one role (prefill, decode) others. Of `verify_kv` (0 to 1) of the requests the
-    handed-over blocks are checked.
+    handed-over blocks are checked. With `warm_up_tokens`, engines serve some requests before the lab is up, one with
+    a prompt of that length.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Lab:
         start_timeout_s: float = START_TIMEOUT_S,
         quiet: bool = False,
         verify_kv: float = 0.0,
+        warm_up_tokens: int = 0,
         overrides: Mapping[str, Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
@@ -79,6 +81,7 @@ class Lab:
         self._environment = environment or {}
         self._overrides = overrides or {}
         self._verify_kv = verify_kv
+        self._warm_up_tokens = warm_up_tokens
         self._start_timeout_s = start_timeout_s
         self._progress = Progress(quiet=quiet)
         self._marker = secrets.token_hex(8)
@@ -103,6 +106,9 @@ class Lab:
             self._guard = Guard(self._marker, self.folder)
             with self._progress:
                 self._start_engines()
+                if self._warm_up_tokens:
+                    self._progress.show("engines", "serve their first requests, which are not recorded")
+                    warm_up.serve(self.engines, self._warm_up_tokens)
                 pollers.calm(self.pids())
                 if self._with_router:
                     self._start_router()

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from kvtrace import stages
+from kvtrace.collect.observing import TOLD_NS
 from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvtrace.store import Store
 
 Row = dict[str, Any]
+Name = tuple[str, int]
+"""What a request is known by from one analysis to the next: its id, and when it began, unix ns."""
 
 LOOPBACK = "127.0.0.1"
 STATES = ("recording", "failing", "complete")
@@ -81,8 +84,8 @@ class MetricsObserver:
         self._places: dict[int, Place] = {}
         self._engines = Engines(self.values, lambda process: self._places.get(process, Place("", "")))
         self._wanted = pa.array(sorted(self._engines.stages))
-        self._arrived: dict[tuple[str, int], None] = {}
-        self._came = self._ended = 0
+        self._arrived: dict[Name, None] = {}
+        self._in_flight: dict[Name, None] = {}
         self._stats: Stats | None = None
         self._started_ns = now_ns()
         self.values.put(names.RUN_INFO, 1)
@@ -108,6 +111,7 @@ class MetricsObserver:
             for row in store.rows(_OVER_SQL, of_keys):
                 self._count_arrival(row)
                 self._count(row)
+                self._in_flight.pop((row["request_id"], row["start_ns"]), None)
             for row in store.rows(_CAUSES_SQL, of_keys):
                 labels = row["cause"], row["class"], row["mode"] or "", row["scope"] or ""
                 self.values.add(names.CAUSE, row["spent_ns"] / 1e9, *labels)
@@ -115,8 +119,7 @@ class MetricsObserver:
                 if row["tpot_ns"] is not None:
                     self.values.observe(names.TPOT, row["tpot_ns"] / 1e9, row["mode"] or "", row["decode_engine"] or "")
                 self.values.add(names.EXTENSION, (row["extension_ns"] or 0) / 1e9, row["decode_engine"] or "")
-        self._ended += len(keys)
-        self.values.put(names.IN_FLIGHT, max(0, self._came - self._ended))
+        self.values.put(names.IN_FLIGHT, len(self._in_flight))
         self._engines.advance(self._now_ns())
         self._state_recorder(store, stats)
 
@@ -138,20 +141,28 @@ class MetricsObserver:
                 self.values.observe(names.CLASS, (row[column] or 0) / 1e9, kind, mode, scope, *pair)
 
     def _count_arrivals(self, store: Store) -> None:
-        """Count each request once it has been there for a moment, under what is known of it by then."""
+        """Count each request once it has been there for a moment, under what is known of it by then.
+
+        One that has another id or beginning by now is in flight under that, and one of which nobody tells any more
+        that it ended, since its engine was killed, has been for long enough.
+        """
         now_ns = self._now_ns()
         since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - _KEEP_NS)
-        span = {"since": since_ns, "until": now_ns - _ARRIVED_NS}
-        for row in store.rows(_ARRIVED_SQL, span):
+        rows = store.rows(_ARRIVED_SQL, {"since": since_ns, "until": now_ns - _ARRIVED_NS})
+        there = {(row["request_id"], row["start_ns"]) for row in rows}
+        for name in list(self._in_flight):
+            if (name not in there and name[1] >= since_ns) or name[1] < now_ns - TOLD_NS:
+                del self._in_flight[name]
+        for row in rows:
             self._count_arrival(row)
-        while len(self._arrived) > _REMEMBERED_MAX:
-            del self._arrived[next(iter(self._arrived))]
+        for memory in (self._arrived, self._in_flight):
+            while len(memory) > _REMEMBERED_MAX:
+                del memory[next(iter(memory))]
 
     def _count_arrival(self, row: Row) -> None:
         key = row["request_id"], row["start_ns"]
         if key not in self._arrived:
-            self._arrived[key] = None
-            self._came += 1
+            self._arrived[key] = self._in_flight[key] = None
             mode, pair = row["mode"] or "", (row["prefill_engine"] or "", row["decode_engine"] or "")
             self.values.add(names.ARRIVALS, 1, mode, *pair)
             self._begin(mode, pair)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from kvtrace.profiler import APPLICATION
+from kvtrace.profiler import APPLICATION, clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ def windows(request: Mapping[str, Any]) -> list[Window]:
     end_ns = max(request["end_ns"] or 0, request["first_token_ns"] or 0, request["start_ns"])
     span = request["start_ns"] // _MS_NS - EARLIER_MS, end_ns // _MS_NS + 1
     sides = (("prefill", request["prefill_engine"]), ("decode", request["decode_engine"]))
-    return [Window(side, {"engine": engine}, *span) for side, engine in sides if engine]
+    return [Window(side, {"engine": clean(engine)}, *span) for side, engine in sides if engine]
 
 
 def url(place: Place, window: Window) -> str:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 BYTES_MOST = 64 * 1024 * 1024
 _GZIP = b"\x1f\x8b"
+_MOST = (1 << 63) - 1  # of a pprof number, and of a time in unix ns
 
 
 def parse(data: bytes) -> Any:
@@ -90,9 +91,16 @@ class Merged:
             raise SourceError(f"this profile contradicts itself: {error}") from error
         if not found:
             return
-        for stack, labels, value in found:
-            self._values[stack, tuple(sorted(labels.items()))] += value
         begin_ns, end_ns = profile.time_nanos, profile.time_nanos + profile.duration_nanos
+        if not 0 <= begin_ns <= end_ns <= _MOST:
+            raise SourceError(f"this profile contradicts itself: it is from {begin_ns} to {end_ns}, unix ns")
+        sums: dict[tuple[tuple[Frame, ...], tuple[tuple[str, str], ...]], int] = {}
+        for stack, labels, value in found:
+            key = stack, tuple(sorted(labels.items()))
+            sums[key] = sums.get(key, self._values.get(key, 0)) + value
+        if max(map(abs, sums.values())) > _MOST:
+            raise SourceError("this profile contradicts itself: its values add up to more than centuries")
+        self._values.update(sums)
         self._begin_ns = min(self._begin_ns, begin_ns) if self.profiles else begin_ns
         self._end_ns = max(self._end_ns, end_ns)
         self._period = max(self._period, profile.period)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kvtrace.errors import ExportError
 from kvtrace.exporters.source import CHOSEN, NEVER_NS, Choice
-from kvtrace.profiler import STAGE_LABEL, STAGES
+from kvtrace.profiler import STAGE_LABEL, STAGES, clean
 from kvtrace.profiles import folder, pprof
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ FROM request WHERE {CHOSEN} ORDER BY start_ns
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to merge: spans of unix ns, by time and apart; engines, all where None; a class, all where empty."""
+    """What to merge: spans of unix ns, by time and apart; engines' labels, all where None; a class, all where empty."""
 
     spans: tuple[tuple[int, int], ...]
     engines: frozenset[str] | None
@@ -50,7 +50,7 @@ def wanted(store: Store, choice: Choice, kind: str) -> Wanted:
         begin_ns, end_ns = _extent(store)
         return Wanted(((max(begin_ns, choice.from_ns), min(end_ns, choice.to_ns)),), None, kind)
     rows = store.rows(_WINDOWS_SQL, choice.parameters())
-    engines = {row[column] for row in rows for column in ("prefill_engine", "decode_engine")} - {None}
+    engines = {clean(row[column]) for row in rows for column in ("prefill_engine", "decode_engine") if row[column]}
     return Wanted(_joined([(row["start_ns"], row["end_ns"] + 1) for row in rows]), frozenset(engines), kind)
 
 

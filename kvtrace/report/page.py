@@ -59,7 +59,7 @@ def print_whole(lines: Sequence[str], console: Console) -> None:
     if lines:
         console.print()
     for line in lines:
-        console.print(Text(printable(line), style="dim"), soft_wrap=True)
+        _print_line(line, console)
 
 
 def print_population(summary: Row, facts: Mapping[str, str], name: str, console: Console) -> None:
@@ -82,9 +82,10 @@ def _print_findings(findings: list[Row], console: Console) -> None:
     for number, finding in enumerate(findings, 1):
         console.print()
         _say(f"{number}. {finding['sentence']} ({finding['grade']})", console)
-        examples = ", ".join(fitted(name, 44, console) for name in finding["examples"])
-        seen = f"   See: kvtrace sql RUN {finding['query']}" + (f"; requests {examples}" if examples else "")
-        _say(seen, console, style="dim")
+        _print_line(f"   See: {finding['command']}", console)
+        if finding["examples"]:
+            examples = ", ".join(fitted(name, 44, console) for name in finding["examples"])
+            _say(f"   Requests: {examples}", console, style="dim")
         if finding["remedy"]:
             _say(f"   Supposed, not measured: {finding['kind']}; what usually helps: {finding['remedy']}.", console)
 
@@ -120,6 +121,11 @@ def _say(text: str | None, console: Console, style: str = "") -> None:
     """Print sentences, wrapped; nothing for no text."""
     if text:
         console.print(Text(prose(text, console), style=style))
+
+
+def _print_line(line: str, console: Console) -> None:
+    """Print a line that is to be copied, however long."""
+    console.print(Text(printable(line), style="dim"), soft_wrap=True)
 
 
 def _print_lines(lines: Iterable[Text], console: Console) -> None:

@@ -4,6 +4,7 @@ Percentiles are quantiles of TTFT over the group's requests that have a first to
 the class's time over the TTFT, summed over the requests whose TTFT ranks around that percentile (`AROUND`), so
 the shares at a percentile add up to the whole.
 """
+# ruff: noqa: S608 -- every part is a constant of this package
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace import verdict
 from kvtrace.findings import checks, gather
+from kvtrace.messages import command_line
 from kvtrace.report import tpot
+from kvtrace.schema import median_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +68,7 @@ WHERE rank BETWEEN floor(round(greatest($low, 0) * last_rank, 6)) AND ceil(round
 GROUP BY ALL
 """
 
-_CAUSES_SQL = """
+_CAUSES_SQL = f"""
 WITH per_request AS (
   SELECT scope, mode, request_key, cause, segment.class AS class, sum(segment.end_ns - segment.start_ns) AS duration_ns
   FROM segment JOIN request USING (request_key)
@@ -76,14 +79,14 @@ WITH per_request AS (
 )
 SELECT scope, mode, cause, class,
   sum(duration_ns)::BIGINT AS total_ns,
-  quantile_cont(duration_ns, 0.5)::BIGINT AS median_ns,
+  {median_ns("duration_ns")} AS median_ns,
   (sum(duration_ns) / any_value(total.ttft_ns))::DOUBLE AS share,
   count(*) AS requests
 FROM per_request JOIN total USING (scope, mode)
 GROUP BY ALL ORDER BY scope, mode, total_ns DESC, cause
 """
 
-_HIDDEN_SQL = """
+_HIDDEN_SQL = f"""
 WITH per_request AS (
   SELECT scope, mode, request_key, cause, hidden.class AS class,
     sum(duration_ns) AS duration_ns, min(slack_ns) AS slack_ns
@@ -92,7 +95,7 @@ WITH per_request AS (
 )
 SELECT scope, mode, cause, class,
   sum(duration_ns)::BIGINT AS total_ns,
-  quantile_cont(duration_ns, 0.5)::BIGINT AS median_ns,
+  {median_ns("duration_ns")} AS median_ns,
   min(slack_ns)::BIGINT AS least_slack_ns,
   count(*) AS requests
 FROM per_request GROUP BY ALL ORDER BY scope, mode, total_ns DESC, cause
@@ -162,7 +165,10 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
         "groups": groups,
         "pace": tpot.summary(store),
         "load": kept_up,
-        "findings": [asdict(finding) for finding in checks.findings(gather.gather(store, kept_up))],
+        "findings": [
+            {**asdict(finding), "command": command_line("sql", store.path, finding.query)}
+            for finding in checks.findings(gather.gather(store, kept_up))
+        ],
     }
 
 

@@ -51,3 +51,11 @@ def text(value: str) -> str:
 def at_time(column: str) -> str:
     """Return SQL for the TIMESTAMPTZ of a column in unix ns (whole microseconds, exact in a double)."""
     return f"to_timestamp(({column} // 1000) / 1e6)"
+
+
+def median_ns(times: str, where: str = "TRUE") -> str:
+    """Return SQL for the median of an expression in ns, over the rows where a condition holds; NULL for none.
+
+    It lies between the two in the middle, as in all of `queries/`, rounded to whole ns.
+    """
+    return f"(quantile_cont({times}, 0.5) FILTER ({where}))::BIGINT"

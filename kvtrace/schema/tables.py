@@ -140,8 +140,18 @@ REQUEST = Table(
         ("held_after_end_ns", "BIGINT", "The part of that after the request was aborted or failed, else NULL."),
         ("idle_ns", "BIGINT", "How long the engine it came to first had made no step by then; NULL if unknown."),
         ("lost_ns", "BIGINT", "What lost attempts at it took before this one began; NULL if there were none."),
-        ("straggler_rank", "INTEGER", "The rank of D that its others waited for; NULL where there is one rank only."),
-        ("straggler_ns", "BIGINT", "For how long they waited for it."),
+        (
+            "straggler_rank",
+            "INTEGER",
+            "The rank of D that kept the others waiting longest: the last to report its KV, or one that held up the "
+            "steps of the last; NULL if fewer than two reported.",
+        ),
+        (
+            "straggler_ns",
+            "BIGINT",
+            "For how long: the last one since the last but one, without what others held up meanwhile; another one "
+            "while it alone was still in a step and the KV had arrived.",
+        ),
         (
             "checked_blocks",
             "BIGINT",

@@ -6,12 +6,13 @@ rename, since DuckDB keeps every other process out of a file that is being writt
 
 from __future__ import annotations
 
+from kvtrace.store import copies
 from kvtrace.store.connection import Mode, Rows, Store
 from kvtrace.store.files import discard, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version
 from kvtrace.store.revision import created, identity, revised
 
 __all__ = [
-    "Mode", "Rows", "Store", "created", "discard", "duckdb_version", "identity", "refuse_bytes", "revised",
+    "Mode", "Rows", "Store", "copies", "created", "discard", "duckdb_version", "identity", "refuse_bytes", "revised",
     "working_path",
 ]  # fmt: skip

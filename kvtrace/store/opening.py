@@ -10,6 +10,7 @@ import duckdb
 
 from kvtrace import __version__, schema
 from kvtrace.errors import DamageError, StoreError
+from kvtrace.messages import command_line
 from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, is_duckdb, refuse_bytes, working_path
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
@@ -157,7 +158,7 @@ def _check_file(path: Path) -> None:
         if working_path(path).exists():
             message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"
             raise StoreError(message) from error
-        raise StoreError(f"{path} does not exist; `kvtrace record -o {path}` makes a store") from error
+        raise StoreError(f"{path} does not exist; `{command_line('record', '-o', path)}` makes a store") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     if is_empty:
@@ -168,11 +169,16 @@ def _check_file(path: Path) -> None:
 
 def schema_version(path: Path) -> int:
     """Return the schema version of the store at `path`, of whatever age; raise StoreError where none lies there."""
+    return _version(facts(path))
+
+
+def facts(path: Path) -> dict[str, str]:
+    """Return the run's facts of the store at `path`, of whatever age; raise StoreError where none lies there."""
     _check_file(path)
     with opened_plainly(path):
         connection = duckdb.connect(str(path), read_only=True, config=dict(_CONFINED))
     with connection:
-        return _version(_facts(path, connection))
+        return _facts(path, connection)
 
 
 def _facts(path: Path, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
@@ -197,6 +203,6 @@ def _check_schema(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     found, ours, writer = _version(facts), schema.SCHEMA_VERSION, facts.get("kvtrace", "?")
     if found == ours:
         return
-    step = f"`kvtrace upgrade {path}` makes it readable" if found < ours else "upgrade kvtrace to read it"
+    step = f"`{command_line('upgrade', path)}` makes it readable" if found < ours else "upgrade kvtrace to read it"
     age = "older" if found < ours else "newer"
     raise StoreError(f"{path} has the {age} schema {found} of kvtrace {writer}; this is schema {ours}: {step}")

@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError
+from kvtrace.messages import command_line
 from kvtrace.store import opening
 from kvtrace.store.connection import Store
 from kvtrace.store.files import (
@@ -30,12 +31,13 @@ _ARRIVING = ".arriving-"
 
 
 def _refuse_recording(path: Path) -> None:
-    """Raise if a recorder writes the store at `path`, or has left it unfinished."""
+    """Raise if a recorder writes the store at `path`, or has left it unfinished, or if that is a folder."""
+    _refuse_folder(path)
     working = next((one for one in map(working_path, (path, path.resolve())) if one.exists()), None)
     if working is not None:
         raise StoreError(
             f"{path} is being recorded ({working} is there): stop its recorder first; "
-            f"one that was killed is completed by `kvtrace record -o {path}`"
+            f"one that was killed is completed by `{command_line('record', '-o', path)}`"
         )
 
 
@@ -51,10 +53,22 @@ def identity(path: Path) -> Identity:
 def unattended(path: Path) -> Identity:
     """Return what the store at `path` is now; raise if a recorder or another program has a hand in it."""
     _refuse_recording(path)
+    refuse_changes(path)
+    return identity(path)
+
+
+def refuse_changes(path: Path) -> None:
+    """Raise if another program has left changes beside the store at `path`, or if that is a folder."""
+    _refuse_folder(path)
     log = beside(path.resolve(), WAL_SUFFIX)
     if log.exists() and log.stat().st_size:
         raise StoreError(f"{path} has changes of another program in {log}: open it once with duckdb, then try again")
-    return identity(path)
+
+
+def _refuse_folder(path: Path) -> None:
+    """Raise if the path is that of a folder: some, as `.`, have no name that a suffix could be added to."""
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder; name a store in it")
 
 
 @contextlib.contextmanager

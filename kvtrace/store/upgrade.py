@@ -10,7 +10,7 @@ from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
 from kvtrace.store import opening
 from kvtrace.store.refusal import said_plainly
-from kvtrace.store.revision import successor, unattended
+from kvtrace.store.revision import refuse_changes, successor, unattended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     import duckdb
 
     from kvtrace.store.connection import Store
+
+
+def is_current(path: Path) -> bool:
+    """Return whether the store at `path` has the present schema; raise StoreError where none lies there."""
+    refuse_changes(path)
+    return opening.schema_version(path) == schema.SCHEMA_VERSION
 
 
 @contextlib.contextmanager

@@ -74,13 +74,15 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'kvtrace_requests_total{run="r",verdict="corrupt"}': "2+0x60"},
     ),
     "KvtraceCoordinationHigh": (
-        {
-            'kvtrace_ttft_class_seconds_sum{run="r",class="coordination"}': "0+6x60",
-            'kvtrace_ttft_seconds_sum{run="r"}': "0+10x60",
+        {  # of both scopes together it would be 16 of 110
+            'kvtrace_ttft_class_seconds_sum{run="r",mode="push",scope="router",class="coordination"}': "0+6x60",
+            'kvtrace_ttft_seconds_sum{run="r",mode="push",scope="router"}': "0+10x60",
+            'kvtrace_ttft_class_seconds_sum{run="r",mode="push",scope="engine",class="coordination"}': "0+10x60",
+            'kvtrace_ttft_seconds_sum{run="r",mode="push",scope="engine"}': "0+100x60",
         },
         {
-            'kvtrace_ttft_class_seconds_sum{run="r",class="coordination"}': "0+4x60",
-            'kvtrace_ttft_seconds_sum{run="r"}': "0+10x60",
+            'kvtrace_ttft_class_seconds_sum{run="r",mode="push",scope="router",class="coordination"}': "0+4x60",
+            'kvtrace_ttft_seconds_sum{run="r",mode="push",scope="router"}': "0+10x60",
         },
     ),
     "KvtraceSaturated": (
@@ -110,7 +112,7 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
         alert = next(alert for alert in ALERTS if alert.name == name)
         for series, fires in ((wrong, True), (right, False)):
             labels = {"severity": alert.severity}
-            for label in ("run", "engine", "kind"):
+            for label in ("run", "engine", "kind", "mode", "scope"):
                 if found := re.search(rf'\b{label}="(\w+)"', next(iter(series))):
                     labels |= {label: found[1]} if f"{label}" in alert.expression.split(")")[0] else {}
             expected = [{"exp_labels": labels, "exp_annotations": annotations(alert, labels)}] if fires else []

@@ -260,8 +260,8 @@ COMMENT ON COLUMN request."held_ns" IS 'How long P kept them after it had finish
 COMMENT ON COLUMN request."held_after_end_ns" IS 'The part of that after the request was aborted or failed, else NULL.';
 COMMENT ON COLUMN request."idle_ns" IS 'How long the engine it came to first had made no step by then; NULL if unknown.';
 COMMENT ON COLUMN request."lost_ns" IS 'What lost attempts at it took before this one began; NULL if there were none.';
-COMMENT ON COLUMN request."straggler_rank" IS 'The rank of D that its others waited for; NULL where there is one rank only.';
-COMMENT ON COLUMN request."straggler_ns" IS 'For how long they waited for it.';
+COMMENT ON COLUMN request."straggler_rank" IS 'The rank of D that kept the others waiting longest: the last to report its KV, or one that held up the steps of the last; NULL if fewer than two reported.';
+COMMENT ON COLUMN request."straggler_ns" IS 'For how long: the last one since the last but one, without what others held up meanwhile; another one while it alone was still in a step and the KV had arrived.';
 COMMENT ON COLUMN request."checked_blocks" IS 'Blocks whose checksums on P and D were compared; NULL if it was not chosen for it.';
 COMMENT ON COLUMN request."corrupt_blocks" IS 'Those of them that differ.';
 COMMENT ON COLUMN request."unchecked_blocks" IS 'Blocks handed over that could not be compared; the note says why.';

@@ -1,0 +1,41 @@
+"""What an engine does for the first time takes longest, so a lab's engines do it before they are measured.
+
+Each engine serves a few requests by itself, with neither router nor hand-off: a prompt as long as those to come, then
+several at once. A pair's first contact is not part of it: deployments pay for that too.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from kvtrace.errors import LabError
+from kvtrace.lab import model, workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvtrace.lab.engine import Engine
+
+_OUTPUT_TOKENS = 3
+_SHORT_TOKENS = 16
+_AT_ONCE = 4
+_SEED = -1  # none that a load is given: no prefix of these prompts is to be found in a cache
+
+
+def serve(engines: Iterable[Engine], prompt_tokens: int) -> int:
+    """Let every engine serve its first requests, all engines at once; return how many each. Raises LabError."""
+    engines = list(engines)
+    longest = min(prompt_tokens, model.CONTEXT_TOKENS - _OUTPUT_TOKENS)
+    loads = [{"requests": 1, "input_len": longest}, {"requests": _AT_ONCE, "input_len": min(_SHORT_TOKENS, longest)}]
+
+    def one(engine: Engine) -> None:
+        for load in loads:
+            settings = {"rate_qps": float("inf"), "output_len": _OUTPUT_TOKENS, "seed": _SEED, **load}
+            failed = [record for record in workload.run(engine.url, quiet=True, **settings).records if record.error]
+            if failed:
+                raise LabError(f"{engine.name} cannot serve its first requests: {failed[0].error} (see {engine.log})")
+
+    with ThreadPoolExecutor(len(engines), "kvtrace-warm-up") as pool:
+        list(pool.map(one, engines))
+    return sum(load["requests"] for load in loads)
