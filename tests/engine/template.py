@@ -22,12 +22,11 @@ from typing import IO, Any
 import pytest
 
 from kvtrace.lab import program
-from tests.engine import sites, template_process
+from tests.engine import programs, sites, template_process
 
 SERVER = ("-m", template_process.MODULES[0])
-READ_WHEN_LOADED = ("OMP_", "KMP_", "UCX_", "MKL_", "LD_", "TORCH")
-"""Variables so named are read by libraries once, so that a child cannot be given others."""
-WARNING = "the process that engines are forked from has ended"
+MAY_DIFFER = ("KVTRACE_", "VLLM_NIXL_SIDE_CHANNEL_", "OTEL_", "PYTEST_", "PYTHONPATH", "TMPDIR")
+"""Variables so named are read when they are needed. Others may have been read by imports, and are the same for all."""
 
 
 class Forked:
@@ -41,7 +40,10 @@ class Forked:
     def poll(self) -> int | None:
         """Return the exit code (-n for signal n), None while it runs."""
         if self.returncode is None:
-            self.returncode = self._template.ask({"poll": self.pid})
+            try:
+                self.returncode = self._template.ask({"poll": self.pid})
+            except OSError:  # the process has ended before its children
+                self.returncode = None if programs.alive([self.pid]) else -signal.SIGKILL
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -75,6 +77,7 @@ class Template:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._loaded: dict[str, str] = {}
+        self._number = 0
 
     def popen(self, command: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **options: Any) -> Any:
         """Return a server, forked if it is an engine that may fork, else started as `subprocess.Popen` does."""
@@ -84,39 +87,52 @@ class Template:
         return Forked(self, self.ask(asked, stdout.fileno()))
 
     def ask(self, request: dict[str, Any], *descriptors: int) -> Any:
-        """Return the process's answer."""
+        """Return the process's answer; raise OSError where it has ended."""
         with self._lock:
-            assert self._channel is not None
-            socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
-            answer = self._channel.recv(template_process.PACKET_BYTES)
-        assert answer, WARNING
-        return json.loads(answer)
+            if self._channel is None:
+                raise BrokenPipeError
+            self._number += 1
+            packet = json.dumps(request | {"number": self._number}).encode()
+            socket.send_fds(self._channel, [packet], descriptors)
+            number = 0
+            while number != self._number:  # what was answered to somebody who was interrupted comes first
+                packet = self._channel.recv(template_process.PACKET_BYTES)
+                if not packet:
+                    raise BrokenPipeError
+                number, answer = json.loads(packet)
+            return answer
 
     def close(self) -> None:
         """End the process."""
         if self._channel is not None and self._process is not None:
             self._channel.close()
-            self._process.wait(timeout=30)
+            self._channel = None
+            try:
+                self._process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _serves(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """Return whether such a server can be forked, after starting the process if need be."""
-        loaded = {name: value for name, value in env.items() if name.startswith(READ_WHEN_LOADED)}
+        loaded = {name: value for name, value in env.items() if not name.startswith(MAY_DIFFER)}
         may_fork = sites.paths("start_site") in env.get("PYTHONPATH", "").split(os.pathsep)
         if (command[0], *command[1:3]) != (sys.executable, *SERVER) or not may_fork:
             return False
         if self._process is None:
-            self._start(env, loaded)
+            self._start(loaded)
         return loaded == self._loaded
 
-    def _start(self, env: Mapping[str, str], loaded: dict[str, str]) -> None:
+    def _start(self, loaded: dict[str, str]) -> None:
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._loaded = loaded
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", template_process.__file__, str(other.fileno())],
-                env={**os.environ, **loaded, "PYTHONPATH": sites.paths("start_site")},
+                env={**loaded, "PYTHONPATH": sites.paths("start_site")},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
+                process_group=0,  # it ends behind the labs, also where somebody interrupts the tests
             )
 
 

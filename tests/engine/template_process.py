@@ -2,7 +2,8 @@
 
 usage: python -P template_process.py FD: FD is a socket of packets. `{"start": WORDS, "env": {...}, "cwd": PATH}`, with
 the log as a descriptor beside it, is answered with the new process's id; `{"poll": ID}` with its exit code, null while
-it runs. The end of the socket ends this process, and no child of it.
+it runs. Each answer is `[NUMBER, ANSWER]` with the request's "number". The end of the socket ends this process, and no
+child of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
 import warnings
+from contextlib import suppress
 from typing import Any
 
 MODULES = (
@@ -35,6 +38,8 @@ def main(channel: socket.socket) -> None:
         importlib.import_module(name)
     warnings.resetwarnings()
     del sys.modules[MODULES[0]]  # a few lines that a child runs as its main program
+    # Tests patch what is imported after this, and each child is to be as its own environment has it.
+    assert not {"kvtrace", "instrumented_connectors"} & sys.modules.keys()
     gc.collect()
     gc.freeze()  # what a child never writes to it shares
     while True:
@@ -42,17 +47,22 @@ def main(channel: socket.socket) -> None:
         if not packet:
             return
         request = json.loads(packet)
+        answer = None
         if "start" in request:
-            pid = os.fork()
-            if pid == 0:
+            assert len(os.listdir("/proc/self/task")) == 1  # a child would have but one thread, and all the locks
+            answer = os.fork()
+            if answer == 0:
                 channel.close()
                 become(request, *logs)
                 return
+            with suppress(OSError):
+                os.setpgid(answer, answer)  # before anybody looks for its group, whoever of the two comes first
             os.close(*logs)
-            channel.send(json.dumps(pid).encode())
         else:
-            ended, status = os.waitpid(request["poll"], os.WNOHANG)
-            channel.send(json.dumps(os.waitstatus_to_exitcode(status) if ended else None).encode())
+            with suppress(ChildProcessError):
+                ended, status = os.waitpid(request["poll"], os.WNOHANG)
+                answer = os.waitstatus_to_exitcode(status) if ended else None
+        channel.send(json.dumps([request["number"], answer]).encode())
 
 
 def become(request: dict[str, Any], log: int) -> None:
@@ -66,6 +76,7 @@ def become(request: dict[str, Any], log: int) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None
     _, _, module, *arguments = request["start"]
     sys.path[:0] = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv[1:] = arguments

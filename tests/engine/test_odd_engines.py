@@ -5,6 +5,7 @@ Two labs carry all of it: pull, with two ranks on D against one on P; and push, 
 
 from __future__ import annotations
 
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 BLOCK_TOKENS = 128
 BLOCK_BYTES = 524_288  # 128 tokens of 4 layers, 2 KV heads, K and V of 64 numbers of 4 bytes
 SLOW_RANK_MS = 500.0
+OTHER_RANK_MS = 150.0
+"""How late the other rank may notice its own KV now and then: three ranks share two cores."""
 SLOW_REQUESTS = 22
 LATE_PREFILL_MS = 800.0
 BURSTS, BURST = 4, 3
@@ -90,10 +93,12 @@ def test_a_rank_that_is_slow_is_named(two_ranks: Deployment) -> None:
         programs.assert_exact({**answer.row, "segments": list(answer.segments)})
         assert answer.row["verdict"] == "complete"
         assert (answer.row["straggler_rank"], answer.row["transfers"]) == (1, 2)
-        assert answer.row["straggler_ns"] >= (SLOW_RANK_MS - 50) * 1e6
-        assert of_rank(answer, 1) >= SLOW_RANK_MS - 50
+        assert answer.row["straggler_ns"] >= (SLOW_RANK_MS - OTHER_RANK_MS) * 1e6
+        assert of_rank(answer, 1) >= SLOW_RANK_MS - OTHER_RANK_MS
         assert answer.causes_ms["detection"] >= SLOW_RANK_MS - 50
         assert "it waited for rank 1 of D" in answer.row["note"]
+    assert statistics.median(answer.row["straggler_ns"] for answer in answers) >= (SLOW_RANK_MS - 50) * 1e6
+    assert statistics.median(of_rank(answer, 1) for answer in answers) >= SLOW_RANK_MS - 50
     assert straggler.sentence.startswith("Rank 1 of ")
     assert straggler.stake_ns >= SLOW_REQUESTS * (SLOW_RANK_MS - 50) * 1e6
 
