@@ -142,7 +142,7 @@ def test_a_second_set_up_does_nothing(tmp_path: Path) -> None:
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "pyproject.toml").touch()
-    for name in ("dev.txt", "cpu-engine.txt", "fetch"):
+    for name in ("dev.txt", "cpu-engine.txt", "uv.txt", "fetch.py"):
         (folder / "requirements" / name).touch()
     install, prime = folder / "requirements" / "install", folder / "requirements" / "prime"
     for program in (install, prime):
