@@ -7,7 +7,7 @@
 -- requests         BIGINT   Requests that were prefilled or decoded on it.
 -- steps            BIGINT   Steps that it made up.
 -- transfers        BIGINT   Transfers that it drove.
--- failed_requests  BIGINT   Requests on it of another verdict than complete and no handoff.
+-- failed_requests  BIGINT   Requests on it of another verdict than complete and no handoff, but for those under way.
 WITH engine_of AS (
   SELECT engine, max(role) AS role, count(*) AS processes, count(DISTINCT host) AS hosts
   FROM engine_process WHERE engine <> '' GROUP BY engine
@@ -16,8 +16,10 @@ WITH engine_of AS (
   UNION ALL
   SELECT decode_engine, request_key, verdict FROM request WHERE decode_engine IS DISTINCT FROM prefill_engine
 ), served AS (
-  SELECT engine, count(*) AS requests, count(*) FILTER (verdict NOT IN ('complete', 'no handoff')) AS failed_requests
-  FROM worked GROUP BY engine
+  SELECT
+    engine, count(*) AS requests,
+    count(*) FILTER (verdict NOT IN ('complete', 'no handoff') AND seen_ns IS NULL) AS failed_requests
+  FROM worked LEFT JOIN under_way USING (request_key) GROUP BY engine
 ), stepped AS (
   SELECT engine, count(*) AS steps FROM step GROUP BY engine
 ), moved AS (

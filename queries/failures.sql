@@ -4,7 +4,7 @@
 -- $to_ns    BIGINT  Only what began before this time, unix ns; up to the last if not given.
 --
 -- kind     VARCHAR                   verdict of a request, or the point that tells of the failure.
--- what     VARCHAR                   The verdict, or the reason given.
+-- what     VARCHAR                   The verdict, but of requests under way, or the reason given.
 -- engine   VARCHAR                   Engine it happened on; of a verdict, D.
 -- count    BIGINT                    How often.
 -- last_at  TIMESTAMP WITH TIME ZONE  When it happened last.
@@ -12,7 +12,8 @@
 WITH told AS (
   SELECT
     'verdict' AS kind, verdict AS what, coalesce(decode_engine, '') AS engine, start_ns AS at_ns, request_id AS request
-  FROM request WHERE verdict IN ('incomplete', 'aborted', 'expired', 'failed', 'recomputed', 'corrupt')
+  FROM request ANTI JOIN under_way USING (request_key)
+  WHERE verdict IN ('incomplete', 'aborted', 'expired', 'failed', 'recomputed', 'corrupt')
   UNION ALL
   SELECT e.stage::VARCHAR, e.ref, coalesce(p.engine, ''), e.t_ns, e.request
   FROM notable AS e LEFT JOIN engine_process AS p USING (process)

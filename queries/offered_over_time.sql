@@ -10,18 +10,21 @@
 -- ts                  TIMESTAMP WITH TIME ZONE  When the row's time begins.
 -- arrived_per_s       DOUBLE                    Requests that came, per second.
 -- first_tokens_per_s  DOUBLE                    First tokens, per second.
--- ended_per_s         DOUBLE                    Requests whose last moment was then, per second.
--- in_flight           DOUBLE                    Requests before their first token when the row's time ends.
+-- ended_per_s         DOUBLE                    Requests whose last moment was then, per second; none that is under way.
+-- in_flight           DOUBLE                    Requests before their first token, or their end without one, when the row's time ends.
 WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), chosen AS (
-  SELECT start_ns, first_token_ns, end_ns FROM request
+  SELECT
+    start_ns, first_token_ns, CASE WHEN seen_ns IS NULL THEN end_ns END AS end_ns,
+    CASE WHEN first_token_ns IS NULL AND seen_ns IS NULL THEN coalesce(end_ns, start_ns) END AS given_up_ns
+  FROM request LEFT JOIN under_way USING (request_key)
   WHERE ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
     AND ($mode IS NULL OR mode = $mode)
     AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)
 ), moment AS (
-  SELECT start_ns AS at_ns, 1 AS arrived, 0 AS answered, 0 AS ended, (first_token_ns IS NOT NULL)::INTEGER AS waiting
-  FROM chosen
+  SELECT start_ns AS at_ns, 1 AS arrived, 0 AS answered, 0 AS ended, 1 AS waiting FROM chosen
   UNION ALL SELECT first_token_ns, 0, 1, 0, -1 FROM chosen WHERE first_token_ns IS NOT NULL
   UNION ALL SELECT end_ns, 0, 0, 1, 0 FROM chosen WHERE end_ns IS NOT NULL
+  UNION ALL SELECT given_up_ns, 0, 0, 0, -1 FROM chosen WHERE given_up_ns IS NOT NULL
 ), counted AS (
   SELECT
     to_timestamp((at_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts,

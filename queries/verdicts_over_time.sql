@@ -1,4 +1,4 @@
--- How requests ended, as time goes by.
+-- How requests ended, as time goes by; those under way have not.
 --
 -- $mode       VARCHAR  Only push, pull, local or unknown; all of them if not given.
 -- $prefill    VARCHAR  Only requests whose P is this engine; all of them if not given.
@@ -24,7 +24,7 @@ SELECT
   count(*) FILTER (verdict = 'failed') AS failed, count(*) FILTER (verdict = 'recomputed') AS recomputed,
   count(*) FILTER (verdict = 'no handoff') AS no_handoff,
   count(*) FILTER (verdict = 'corrupt') AS corrupt
-FROM request, per
+FROM request ANTI JOIN under_way USING (request_key), per
 WHERE ($from_ns IS NULL OR start_ns >= $from_ns) AND ($to_ns IS NULL OR start_ns < $to_ns)
   AND ($mode IS NULL OR mode = $mode)
   AND ($prefill IS NULL OR prefill_engine = $prefill) AND ($decode IS NULL OR decode_engine = $decode)

@@ -215,6 +215,13 @@ def test_engines_are_processes_and_arrows_lead_from_p_to_d(drawn: exported.Read)
     assert all(one.start_ns >= leaves[flow].start_ns for flow, one in arrives.items())
 
 
+def test_a_transfer_is_drawn_until_the_side_that_needs_the_kv_saw_its_end(drawn: exported.Read) -> None:
+    """By push D reads the notification at 42 ms, and P polls at 43, which only frees its blocks."""
+    ends = {one.notes["request_id"]: (one.end_ns - one.start_ns) / MS for one in drawn.all() if one.name == "transfer"}
+
+    assert (ends["kvt-push"], ends["kvt-pull"]) == (6, 4)
+
+
 def test_steps_senders_and_counters_are_there(drawn: exported.Read) -> None:
     steps = drawn.slices["prefill engine-p", "core: steps"]
     first = drawn.slices["prefill engine-p", "core: forward thread"][0]

@@ -215,3 +215,17 @@ def test_the_answer_that_waits_for_ps_reply_is_charged_with_that_alone(tmp_path:
 
     assert (found.stake_ns, found.grade) == (REQUESTS * 200 * MS, "supposed")
     assert "67 % of the time to first token (push, scope router) pass so, 200.0 ms a request" in found.sentence
+
+
+@pytest.mark.parametrize(("state", "found"), [("recording", []), ("complete", ["incomplete"])])
+def test_requests_under_way_are_not_said_to_lack_records(tmp_path: Path, state: str, found: list[str]) -> None:
+    """Of 27 requests the last three have no token yet: while the recording goes on they may still get one."""
+    trace = run_of(pull)
+    for number in range(REQUESTS, REQUESTS + 3):
+        trace.events += unanswered(pull(f"r{number:03}")).later(LAPSE_MS * number, 100 * (number + 1)).events
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        fill(store, trace)
+        analyze(store)
+        store.remember({"recorder.state": state})
+
+        assert names(checks.findings(gather.gather(store, None))) == found

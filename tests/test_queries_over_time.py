@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvtrace.store import Store
 from tests.asked import ask
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
 
@@ -159,6 +160,27 @@ def test_offered_over_time(path: Path) -> None:
         0,
         0,
     ]
+
+
+def test_what_is_under_way_has_neither_ended_nor_failed(path: Path) -> None:
+    """Request a has its token at 100 ms, b was given up at 300 ms, c waits since 100 ms, d was last seen long ago."""
+    sample = Sample(facts={"recorder.state": "recording"})
+    sample.add("d", (), start_ms=-700_000, end_ns=START_NS - 700_000 * MS)
+    sample.add("a", PUSH_PATH, ())
+    sample.add("b", (), start_ms=100, end_ns=START_NS + 300 * MS, verdict="failed")
+    sample.add("c", (), start_ms=100, end_ns=START_NS + 150 * MS)
+    sample.write(path)
+    asked = {"bucket_ns": 100 * MS, "from_ns": START_NS}
+
+    rows = ask(path, "offered_over_time", **asked)
+    assert [(row["in_flight"], row["ended_per_s"]) for row in rows] == [(1, 0), (2, 0), (1, 20)]
+    found = {(row["what"], row["example"]) for row in ask(path, "failures")}
+    assert found == {("failed", "b"), ("incomplete", "d")}
+
+    with Store.open(path, "write") as store:
+        store.remember({"recorder.state": "complete"})
+    assert [row["in_flight"] for row in ask(path, "offered_over_time", **asked)] == [1, 1, 0]
+    assert ("incomplete", 2) in {(row["what"], row["count"]) for row in ask(path, "failures")}
 
 
 def test_verdicts_over_time(path: Path) -> None:

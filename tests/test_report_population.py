@@ -33,6 +33,15 @@ def test_percentiles_are_those_of_all_requests_and_shares_those_of_the_requests_
     assert group["shares"]["p90"]["coordination"] == pytest.approx(96 / sum(range(86, 97)))
 
 
+@pytest.mark.parametrize(("state", "called"), [("recording", "under way"), ("complete", "incomplete")])
+def test_what_is_under_way_is_called_so(tmp_path: Path, state: str, called: str) -> None:
+    sample = Sample(facts={"recorder.state": state})
+    sample.add("a")
+    sample.add("b", (), start_ms=50)
+
+    assert summary_of(tmp_path, sample)["groups"][0]["verdicts"] == {"complete": 1, called: 1}
+
+
 def test_scopes_and_modes_are_never_mixed(tmp_path: Path) -> None:
     sample = Sample()
     sample.add("a", scaled(1))

@@ -127,6 +127,16 @@ def test_a_verdict_that_is_not_complete_is_named_and_explained(verdict: str, tmp
     assert f"Verdict {verdict}: {VERDICTS[verdict]}." in sentences.explanation(one(tmp_path, sample))
 
 
+def test_a_request_under_way_is_not_said_to_lack_records(tmp_path: Path) -> None:
+    sample = Sample(facts={"recorder.state": "recording"})
+    sample.add("kvt-1", (), prefill_engine="p0")
+
+    assert sentences.explanation(one(tmp_path, sample)) == (
+        "No time of a first token is known, so there is no TTFT to explain. It may still get one: it was under way "
+        "when this snapshot of the recording was made. Known: its start and P's side."
+    )
+
+
 def test_a_request_that_d_served_alone_lacks_nothing_of_p(tmp_path: Path) -> None:
     sample = Sample()
     sample.add("kvt-1", verdict="no handoff", prefill_engine="")

@@ -175,7 +175,7 @@ class _Requests:
             start_ns = transfer.post_started_ns or transfer.prepared_ns
             if not start_ns:
                 continue
-            end_ns = max(transfer.done_ns, transfer.notified_ns, transfer.post_ended_ns, start_ns)
+            end_ns = max(source.seen_ns(transfer, pushes=pushes), transfer.post_ended_ns, start_ns)
             name = f"transfers of rank {transfer.rank}, {lane + 1}.{number + 1}"
             track = self._packets.thread(engine, name, 100 + lane)
             notes = {

@@ -17,7 +17,7 @@ from kvtrace.model import Event
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kvtrace.model import Process, Request
+    from kvtrace.model import Process, Request, Transfer
     from kvtrace.store import Store
 
 Row = dict[str, Any]
@@ -73,6 +73,12 @@ class Told:
         events = self.request.events if self.request is not None else {}
         served = (found for name, found in events.items() if name.startswith(prefix) and name not in integrity.STAGES)
         return max((event.t_ns for found in served for event in found), default=None)
+
+
+def seen_ns(transfer: Transfer, *, pushes: bool) -> int:
+    """Return the first sign of completion seen by the side that needs the KV, else the last thing known, unix ns."""
+    signs = (transfer.notified_ns, transfer.done_ns) if pushes else (transfer.done_ns, transfer.notified_ns)
+    return next(filter(None, (*signs, transfer.probed_ns)), transfer.post_ended_ns or transfer.post_started_ns)
 
 
 CHOSEN = "start_ns >= $from AND start_ns < $to AND ($keys IS NULL OR list_contains($keys::BIGINT[], request_key))"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvtrace import stages
 from kvtrace.exporters import names
 from kvtrace.exporters.names import own
+from kvtrace.exporters.source import seen_ns
 from kvtrace.exporters.spans import Kind, Link, Span, Value, origin, span_id
 from kvtrace.legs import PUSH
 from kvtrace.verdict import ABORTED, CORRUPT, EXPIRED, FAILED
@@ -165,7 +166,7 @@ class _Trace:
         for number, transfer in enumerate(request.transfers if request is not None else ()):
             start_ns = transfer.post_started_ns or transfer.prepared_ns or transfer.done_ns or self._failed_ns(transfer)
             span = self._below(
-                leg, side, "kvtrace.transfer", start_ns, _seen_ns(transfer, pushes=self._pushes), f"transfer/{number}"
+                leg, side, "kvtrace.transfer", start_ns, seen_ns(transfer, pushes=self._pushes), f"transfer/{number}"
             )
             span.attributes |= {own(f"transfer.{name}"): value for name, value in _transfer_facts(transfer).items()}
             if transfer.failed:
@@ -232,12 +233,6 @@ _LEGS = {
 def _link(span: Span, to: Span | None, reason: str) -> None:
     if to is not None:
         span.links.append(Link(to.span_id, reason))
-
-
-def _seen_ns(transfer: Transfer, *, pushes: bool) -> int:
-    """Return the first sign of completion seen by the side that needs the KV, else the last thing known."""
-    signs = (transfer.notified_ns, transfer.done_ns) if pushes else (transfer.done_ns, transfer.notified_ns)
-    return next(filter(None, (*signs, transfer.probed_ns)), transfer.post_ended_ns or transfer.post_started_ns)
 
 
 def _transfer_facts(transfer: Transfer) -> dict[str, Value]:

@@ -64,7 +64,7 @@ FROM per_request GROUP BY ALL
 _VERDICTS_SQL = f"""
 SELECT mode, scope, verdict AS name, count(*) AS requests, coalesce(sum(ttft_ns), 0)::BIGINT AS total_ns,
   coalesce({median_ns("ttft_ns")}, 0) AS median_ns, max_by(request_id, coalesce(ttft_ns, 0), $examples) AS examples
-FROM request GROUP BY ALL
+FROM request ANTI JOIN under_way USING (request_key) GROUP BY ALL
 """
 
 _LATE_SQL = f"""

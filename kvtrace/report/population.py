@@ -40,8 +40,9 @@ WORST_REQUESTS = 5
 LEAST_FOR_LOAD = 20
 
 _VERDICTS_SQL = """
-SELECT scope, mode, verdict, count(*) AS requests, count(ttft_ns) AS timed
-FROM request GROUP BY ALL ORDER BY scope, mode, requests DESC, verdict
+SELECT scope, mode, CASE WHEN seen_ns IS NULL THEN verdict ELSE 'under way' END AS verdict,
+  count(*) AS requests, count(ttft_ns) AS timed
+FROM request LEFT JOIN under_way USING (request_key) GROUP BY ALL ORDER BY scope, mode, requests DESC, verdict
 """
 
 _PERCENTILES_SQL = """

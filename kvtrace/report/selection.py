@@ -75,7 +75,10 @@ _HIDDEN_KEYS = ("cause", "class", "duration_ns", "slack_ns")
 _PART_KEYS = ("cause", "class", "duration_ns")
 _BLAME_KEYS = ("blamed_request_id", "extension_ns")
 
-_REQUESTS_SQL = "SELECT * FROM request WHERE list_contains($keys::BIGINT[], request_key)"
+_REQUESTS_SQL = (
+    "SELECT request.*, seen_ns IS NOT NULL AS is_under_way FROM request LEFT JOIN under_way USING (request_key) "
+    "WHERE list_contains($keys::BIGINT[], request_key)"
+)
 _SEGMENTS_SQL = "SELECT * FROM segment WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, position"
 _HIDDEN_SQL = (
     "SELECT * FROM hidden WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, start_ns, cause"

@@ -161,6 +161,8 @@ def _continued(cause: str) -> str:
 
 def _verdict(request: Row) -> str | None:
     """Return what the verdict means and what is missing; None for a whole hand-off."""
+    if request["is_under_way"]:
+        return "It may still get one: it was under way when this snapshot of the recording was made."
     verdict = request["verdict"]
     if verdict == "complete":
         return None

@@ -6,8 +6,10 @@ Sums are cast back to BIGINT: DuckDB makes them HUGEINT, which Grafana's plug-in
 
 from __future__ import annotations
 
+from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.schema.shape import View, at_time, columns, text
 from kvtrace.schema.vocabulary import CAUSE, EVENT_NAMED, VOCABULARY
+from kvtrace.verdict import INCOMPLETE
 
 
 def _fact(name: str) -> str:
@@ -203,6 +205,21 @@ WHERE b.blamed_request_id <> r.request_id
 GROUP BY b.blamed_request_id""",
 )
 
+UNDER_WAY = View(
+    "under_way",
+    "Requests that may still get their first token: they are called incomplete only since the recording goes on.",
+    columns(
+        ("request_key", "BIGINT", "Key of the request."),
+        ("request_id", "VARCHAR", "The request."),
+        ("seen_ns", "BIGINT", "Last moment seen so far, unix ns; not longer ago than the recorder looks back."),
+    ),
+    f"""SELECT request_key, request_id, coalesce(end_ns, start_ns) AS seen_ns
+FROM request
+WHERE ttft_ns IS NULL AND verdict = {text(INCOMPLETE)}
+  AND EXISTS (SELECT 1 FROM run WHERE name = 'recorder.state' AND value = 'recording')
+  AND coalesce(end_ns, start_ns) >= (SELECT max(coalesce(end_ns, start_ns)) FROM request) - {LOOK_BACK_NS}""",
+)
+
 VIEWS: tuple[View, ...] = (
     VOCABULARY,
     CAUSE,
@@ -213,4 +230,5 @@ VIEWS: tuple[View, ...] = (
     HIDDEN_WORK,
     TPOT,
     BLAMED,
+    UNDER_WAY,
 )

@@ -935,3 +935,14 @@ COMMENT ON COLUMN blamed."moved_bytes" IS 'Bytes moved by its transfers.';
 COMMENT ON COLUMN blamed."descriptors" IS 'Descriptors of its transfers.';
 COMMENT ON COLUMN blamed."victims" IS 'Other requests whose steps became longer.';
 COMMENT ON COLUMN blamed."extension_ns" IS 'By how much, over all of them.';
+
+CREATE VIEW under_way AS
+SELECT request_key, request_id, coalesce(end_ns, start_ns) AS seen_ns
+FROM request
+WHERE ttft_ns IS NULL AND verdict = 'incomplete'
+  AND EXISTS (SELECT 1 FROM run WHERE name = 'recorder.state' AND value = 'recording')
+  AND coalesce(end_ns, start_ns) >= (SELECT max(coalesce(end_ns, start_ns)) FROM request) - 600000000000;
+COMMENT ON VIEW under_way IS 'Requests that may still get their first token: they are called incomplete only since the recording goes on.';
+COMMENT ON COLUMN under_way."request_key" IS 'Key of the request.';
+COMMENT ON COLUMN under_way."request_id" IS 'The request.';
+COMMENT ON COLUMN under_way."seen_ns" IS 'Last moment seen so far, unix ns; not longer ago than the recorder looks back.';
