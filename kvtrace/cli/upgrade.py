@@ -10,6 +10,7 @@ import typer
 
 from kvtrace.analyze import analyze
 from kvtrace.errors import in_one_line
+from kvtrace.findings import table
 from kvtrace.store.upgrade import upgrading
 
 
@@ -22,4 +23,5 @@ def command(
     """
     with upgrading(store) as arriving:
         requests = analyze(arriving)
+        table.write(arriving)
     sys.stdout.write(in_one_line(f"{store} is upgraded: {requests} requests worked out again") + "\n")

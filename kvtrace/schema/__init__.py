@@ -38,7 +38,7 @@ SCHEMA_VERSION = 5
 3  idle_ns and lost_ns of request.
 4  straggler_rank, straggler_ns, checked_blocks, corrupt_blocks and unchecked_blocks of request; router.traced.
 5  transfer and step are tables, with peer, seen_ns, siblings and is_last, and gap_ns; place, leg, notable, occurrence
-   and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request.
+   and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request; finding.
 """
 
 FORMAT = "kvtrace"
