@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kvtrace.findings import table
 from kvtrace.store import Store
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
 from tests.test_queries_of_engines import at, steps, transfer
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 FROM_MS = START_NS // MS
 TO_MS = FROM_MS + 10_000
-HELD = {"held_blocks": 38, "held_ns": 40 * MS, "reserved_blocks": 38, "reserved_ns": 30 * MS}
+HELD = {
+    "held_blocks": 38, "held_ns": 40 * MS, "held_after_end_ns": 2_000 * MS, "reserved_blocks": 38,
+    "reserved_ns": 30 * MS,
+}  # fmt: skip
 CHECKED = {"checked_blocks": 38, "corrupt_blocks": 0, "unchecked_blocks": 0}
 
 
@@ -62,6 +66,7 @@ def write_full(path: Path) -> Path:
         lost = {"process": [1], "stage": ["step.started"], "lost_records": [5]}
         store.append("loss", pa.table(lost))
         store.append("recorder", pa.table({"at_ns": [START_NS], "subject": ["x"], "message": ["is cut short"]}))
+        table.write(store)
     return path
 
 
