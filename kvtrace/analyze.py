@@ -23,7 +23,7 @@ _BESIDE_EVENTS = 30_000  # the newest of them; under heavy load a minute of othe
 
 
 def analyze(store: Store, since_ns: int | None = None) -> int:
-    """Write the tables of `schema.WORKED_OUT` from the event table; return how many requests were attributed.
+    """Write the tables of `schema.WORKED_OUT` but `finding` from the event table; return the number of requests.
 
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """

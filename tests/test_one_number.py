@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,13 @@ from kvtrace import cli, stages
 from kvtrace.exporters import perfetto, source
 from kvtrace.store import Store
 from tests import exported
+from tests.dashboards import endpoint
+from tests.dashboards.test_rendering import BOARDS, check_values, draw
 from tests.otlp_receiver import RECEIVERS, values
 from tests.test_export import otlp_spans
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SHARES = (
@@ -97,6 +101,57 @@ def of_perfetto(store: Path) -> Numbers:
         if track[0] == perfetto.CRITICAL_PATH
         for one in some
     }
+
+
+def for_each(board: dict[str, Any], titles: Sequence[str], requests: Sequence[str]) -> dict[str, Any]:
+    """Return a board with some panels of the Request board once for every request, each by a variable of its own."""
+    row = next(panel for panel in board["panels"] if panel["type"] == "row")
+    variables: list[dict[str, Any]] = []
+    panels: list[dict[str, Any]] = []
+    for one in board["templating"]["list"]:
+        copies = [f"request{n}" for n in range(len(requests))] if one["name"] == "request" else [one["name"]]
+        variables += [{**one, "name": name} for name in copies]
+    for n, title in itertools.product(range(len(requests)), titles):
+        text = json.dumps(next(panel for panel in board["panels"] if panel["title"] == title))
+        place = {"x": 0, "y": 1 + 6 * len(panels), "w": 24, "h": 6}
+        panel = json.loads(text.replace("${request:sqlstring}", f"${{request{n}:sqlstring}}"))
+        panels.append({**panel, "id": row["id"] + 1 + len(panels), "title": f"{title} {n}", "gridPos": place})
+    return {**board, "templating": {"list": variables}, "panels": [row, *panels]}
+
+
+@pytest.mark.dashboards
+def test_the_request_board_shows_the_same_nanoseconds(store: Path, tmp_path: Path) -> None:
+    """Its panels as Grafana's packages draw them, for every request: what they got is exact, what is shown is that."""
+    expected = of_sql(store)
+    requests = sorted(expected)
+    board = for_each(BOARDS["kvtrace-request"], ("Time to first token, and its classes", "Critical path"), requests)
+    frames: dict[str, dict[str, Any]] = {}
+    with Store.open(store) as opened:
+        answer = endpoint.answer_from(opened)
+
+        def remembered(query: Any) -> list[dict[str, Any]]:
+            (frames[query["target"]["rawSql"]],) = found = answer(query)
+            return found
+
+        chosen = {f"request{n}": request for n, request in enumerate(requests)}
+        shown = endpoint.opened(board, opened, 0, 1, **chosen)
+        drawing = draw(shown, remembered, tmp_path / "board.png", 2 * len(requests))
+
+    assert drawing.failures == []
+    for n, request in enumerate(requests):
+        stated, parts = expected[request]
+        summary, path = board["panels"][1 + 2 * n : 3 + 2 * n]
+        given = [columns_of(frames[panel["targets"][0]["rawSql"]]) for panel in (summary, path)]
+        assert {name: given[0][name] for name in given[0]} == {name: [stated[name]] for name in given[0]}
+        assert summed(list(zip(given[1]["class"], given[1]["duration_ns"], strict=True))) == parts
+        assert given[0].keys() == {"ttft_ns", *(f"{kind.value.replace('.', '_')}_ns" for kind in stages.Class)}
+        assert drawing.drawn[path["title"]]["empty"] == (stated["ttft_ns"] is None)
+        for panel in (summary, path):
+            check_values(panel, frames[panel["targets"][0]["rawSql"]], drawing.texts[panel["title"]])
+
+
+def columns_of(frame: dict[str, Any]) -> dict[str, list[Any]]:
+    return {column["name"]: column["values"] for column in frame["fields"]}
 
 
 def test_every_output_gives_the_same_nanoseconds(

@@ -10,6 +10,7 @@ import typer
 
 from kvtrace.analyze import analyze
 from kvtrace.errors import in_one_line
+from kvtrace.findings import table
 from kvtrace.store.upgrade import is_current, upgrading
 
 
@@ -24,5 +25,7 @@ def command(
         told = f"{store} is current: there is nothing to upgrade"
     else:
         with upgrading(store) as arriving:
-            told = f"{store} is upgraded: {analyze(arriving)} requests worked out again"
+            requests = analyze(arriving)
+            table.write(arriving)
+        told = f"{store} is upgraded: {requests} requests worked out again"
     sys.stdout.write(in_one_line(told) + "\n")

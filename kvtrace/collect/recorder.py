@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kvtrace import analyze
+from kvtrace.collect.conclusions import Conclusions
 from kvtrace.collect.follow import Chunk, Folders, grouped
 from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
 from kvtrace.collect.observing import Audience
@@ -76,6 +77,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._audience = Audience(observers, self._notice)
+        self._conclusions = Conclusions(self._notice)
         self._said: set[tuple[str, str]] = set()
         self._unwritten_notices: list[dict[str, str | int]] = []
         self._since_ns: int | None = None  # events from here on have not been analysed
@@ -192,6 +194,8 @@ class Recorder:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)
+            if self._analysis is not None:
+                self._conclusions.finish(store)
             self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
@@ -259,12 +263,14 @@ class Recorder:
 
     def _analyze_and_publish(self, store: Store) -> int:
         is_analyzed = self._since_ns is None or self._analysis is None
-        if is_analyzed and not self._is_unpublished and not self._unwritten_notices:
+        is_new = self._is_unpublished or self._conclusions.is_due
+        if is_analyzed and not is_new and not self._unwritten_notices:
             self._audience.analyzed(store, self.stats)
             return 0
         is_behind = self._since_ns is not None
         if self._since_ns is not None:
             self._analyze(store, self._since_ns)
+        self._is_unpublished |= self._conclusions.refresh(store)
         self._write_own(store, "recording")
         self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
         if is_behind:
@@ -287,6 +293,7 @@ class Recorder:
             self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
         else:
             self._since_ns = None
+            self._conclusions.is_behind = True
         self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
         self.stats.analyze_s = time.monotonic() - begin_s
 

@@ -45,6 +45,7 @@ class Column:
     line: bool = False
     hidden: bool = False
     bad_from: int = 0
+    wraps: bool = False
 
     def override(self) -> Json | None:
         """Return the field override that draws the column so, or None if there is nothing to override."""
@@ -64,6 +65,8 @@ class Column:
             # Grafana 10 to 12 read the one, later ones the other.
             ("custom.hidden", True, self.hidden),
             ("custom.hideFrom", {"legend": True, "tooltip": True, "viz": True}, self.hidden),
+            ("custom.cellOptions", {"type": "auto", "wrapText": True}, self.wraps),
+            ("custom.wrapText", True, self.wraps),
             ("custom.axisPlacement", self.axis, bool(self.axis)),
             ("custom.stacking", {"mode": "none", "group": "A"}, self.line),
             ("custom.drawStyle", "line", self.line),

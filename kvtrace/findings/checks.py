@@ -250,7 +250,12 @@ def findings(facts: Facts) -> list[Finding]:
     """
     found = [one for check in RUN_CHECKS for one in check(facts)]
     checks = (bad_ends, corruption, unexplained) if facts.saturated else GROUP_CHECKS
-    found += [one for group in facts.groups for check in checks for one in check(group)]
+    found += [
+        replace(one, mode=group.mode, scope=group.scope)
+        for group in facts.groups
+        for check in checks
+        for one in check(group)
+    ]
     if facts.saturated:
         found = [replace(one, kind="", remedy="") for one in found]
     return sorted(found, key=lambda one: (-one.stake_ns, one.name))

@@ -156,7 +156,7 @@ _LOST_SQL = "SELECT coalesce(sum(lost_records), 0)::BIGINT AS lost_records FROM 
 
 
 def gather(store: Store, load: Mapping[str, Any] | None) -> Facts:
-    """Return the facts of the run in a store; `load` is what `population.load` says of it."""
+    """Return the facts of the run in a store; `load` is what `rates` says of it."""
     few = {"examples": EXAMPLES}
     causes = _by_name(store.rows(_CAUSES_SQL, few))
     verdicts = _by_name(store.rows(_VERDICTS_SQL, few))

@@ -20,6 +20,7 @@ class Finding:
     """One plain sentence about a run, with what it rests on. `stake_ns` is request time that it is about, summed.
 
     `kind` is the class that it counts for and `remedy` what usually helps; both are "" where neither can be told.
+    `mode` and `scope` say whose requests it is about, "" those of the whole run.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Finding:
     stake_ns: int
     query: str
     examples: tuple[str, ...]
+    mode: str = ""
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from kvtrace import analyze, stages
 from kvtrace.errors import SourceError
+from kvtrace.findings import table
 from kvtrace.importers import aiperf, clients, dynamo, formats, lifecycle, vllm_bench
 from kvtrace.importers.identity import Known
 from kvtrace.importers.source import Source, open_source
@@ -88,6 +89,7 @@ def import_files(
             _write(store, [one for one in imported if fresh[one.source.digest]], fresh, clock, outcome)
         with store.transaction():
             outcome.requests = analyze.analyze(store, _since_ns(store, fresh.values()))
+            table.write(store)
     return outcome
 
 

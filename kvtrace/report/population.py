@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from kvtrace import verdict
-from kvtrace.findings import checks, gather
+from kvtrace.findings import checks, gather, rates
 from kvtrace.messages import command_line
 from kvtrace.report import tpot
 from kvtrace.schema import median_ns
@@ -37,7 +37,6 @@ CLASSES: Mapping[str, str] = {
     "unattributed": "unattributed_ns",
 }
 WORST_REQUESTS = 5
-LEAST_FOR_LOAD = 20
 
 _VERDICTS_SQL = """
 SELECT scope, mode, CASE WHEN seen_ns IS NULL THEN verdict ELSE 'under way' END AS verdict,
@@ -118,14 +117,6 @@ QUALIFY row_number() OVER (PARTITION BY scope, mode ORDER BY ttft_ns DESC, reque
 ORDER BY scope, mode, ttft_ns DESC, request_key
 """
 
-_LOAD_SQL = """
-SELECT count(*) AS arrived, max(start_ns) - min(start_ns) AS arriving_ns,
-  count(*) FILTER (served) AS served, max(end_ns) FILTER (served) - min(end_ns) FILTER (served) AS serving_ns
-FROM (SELECT *, ttft_ns IS NOT NULL AND NOT list_contains($cut, verdict::VARCHAR) AS served FROM request)
-"""
-# Served below this part of offered, waiting grows with time, whatever the system: no class then names a remedy.
-SATURATED_BELOW = 0.95
-
 
 def summary(store: Store, facts: Mapping[str, str]) -> Row:
     """Return the population's numbers, ready for JSON: per group percentiles, shares, causes, hidden work, worst."""
@@ -174,23 +165,12 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
 
 
 def load(store: Store, facts: Mapping[str, str]) -> Row | None:
-    """Return arrivals and completions per second and whether the run was saturated; None with too few requests.
+    """Return what `rates` says of the run, None with too few requests.
 
-    Served is what had a first token and was neither aborted nor failed; the rest asks for no answer any more. Both
-    rates are counted alike, over the time from the first to the last arrival or completion, so that a run that keeps
-    up shows equal ones. `stated_rate_hz` is what the load generator was told, where the run says it.
+    `stated_rate_hz` is what the load generator was told, where the run says it.
     """
-    row = store.rows(_LOAD_SQL, {"cut": [verdict.ABORTED, verdict.FAILED]})[0]
-    if row["served"] < LEAST_FOR_LOAD or not row["arriving_ns"] or not row["serving_ns"]:
-        return None
-    offered_rate_hz = (row["arrived"] - 1) / (row["arriving_ns"] / 1e9)
-    served_rate_hz = (row["served"] - 1) / (row["serving_ns"] / 1e9)
-    return {
-        "stated_rate_hz": _stated_rate_hz(facts.get("workload", "")),
-        "offered_rate_hz": round(offered_rate_hz, 3),
-        "served_rate_hz": round(served_rate_hz, 3),
-        "saturated": served_rate_hz < SATURATED_BELOW * offered_rate_hz * row["served"] / row["arrived"],
-    }
+    found = rates.rates(store)
+    return None if found is None else {"stated_rate_hz": _stated_rate_hz(facts.get("workload", "")), **found}
 
 
 def _grouped(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:

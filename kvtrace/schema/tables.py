@@ -237,6 +237,27 @@ BLAME = Table(
     ),
 )
 
+FINDING = Table(
+    "finding",
+    "What the run says in plain words, as `kvtrace explain` prints it; while recording, what its newest requests "
+    "said some time ago.",
+    columns(
+        ("rank", "INTEGER", "1 for the most time at stake."),
+        ("name", "VARCHAR", "Which finding: a cause, a verdict, or a name of its own."),
+        ("sentence", "VARCHAR", "What is the case, with numbers."),
+        ("grade", "VARCHAR", "How sure it is: measured, explained or supposed."),
+        ("class", "VARCHAR", "The class that it counts for; '' where none can be told."),
+        ("remedy", "VARCHAR", "What usually helps: supposed, not measured; '' where none can be told."),
+        ("stake_ns", "BIGINT", "Request time that it is about, summed."),
+        ("query", "VARCHAR", "The named query that shows it."),
+        ("examples", "VARCHAR[]", "Ids of the requests that show it most, at most three."),
+        ("mode", "VARCHAR", "The mode of the requests that it is about; '' for all of the run."),
+        ("scope", "VARCHAR", "Their scope; '' for all of the run."),
+        ("from_ns", "BIGINT", "The first moment of the requests that were looked at, unix ns."),
+        ("as_of_ns", "BIGINT", "The last moment of them, unix ns."),
+    ),
+)
+
 TABLES: tuple[Table, ...] = (
     RUN,
     PROCESS,
@@ -251,9 +272,10 @@ TABLES: tuple[Table, ...] = (
     PACE_PART,
     BLAME,
     *KEPT,
+    FINDING,
 )
 TABLE_BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}
 ANSWERS: tuple[str, ...] = tuple(table.name for table in (SEGMENT, HIDDEN, PACE, PACE_PART, BLAME, REQUEST))
 """What the analysis writes, keyed by request; `request`, in which the keys are found, comes last."""
-WORKED_OUT: tuple[str, ...] = (*ANSWERS, *(table.name for table in KEPT))
+WORKED_OUT: tuple[str, ...] = (*ANSWERS, *(table.name for table in KEPT), FINDING.name)
 """Everything that follows from what was recorded."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kvtrace.findings import table
 from kvtrace.store import Store
 from tests.moulds import cast
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 FROM_MS = START_NS // MS
 TO_MS = FROM_MS + 10_000
-HELD = {"held_blocks": 38, "held_ns": 40 * MS, "reserved_blocks": 38, "reserved_ns": 30 * MS}
+HELD = {
+    "held_blocks": 38, "held_ns": 40 * MS, "held_after_end_ns": 2_000 * MS, "reserved_blocks": 38,
+    "reserved_ns": 30 * MS,
+}  # fmt: skip
 CHECKED = {"checked_blocks": 38, "corrupt_blocks": 0, "unchecked_blocks": 0}
 
 
@@ -69,6 +73,7 @@ def _make_full(path: Path) -> None:
         lost = {"process": [1], "stage": ["step.started"], "lost_records": [5]}
         store.append("loss", pa.table(lost))
         store.append("recorder", pa.table({"at_ns": [START_NS], "subject": ["x"], "message": ["is cut short"]}))
+        table.write(store)
 
 
 def write_empty(path: Path) -> Path:

@@ -545,6 +545,36 @@ COMMENT ON COLUMN tally."total_ns" IS 'Sum of the times.';
 COMMENT ON COLUMN tally."least_ns" IS 'The shortest of them.';
 COMMENT ON COLUMN tally."most_ns" IS 'The longest of them.';
 
+CREATE TABLE finding (
+  "rank" INTEGER,
+  "name" VARCHAR,
+  "sentence" VARCHAR,
+  "grade" VARCHAR,
+  "class" VARCHAR,
+  "remedy" VARCHAR,
+  "stake_ns" BIGINT,
+  "query" VARCHAR,
+  "examples" VARCHAR[],
+  "mode" VARCHAR,
+  "scope" VARCHAR,
+  "from_ns" BIGINT,
+  "as_of_ns" BIGINT
+);
+COMMENT ON TABLE finding IS 'What the run says in plain words, as `kvtrace explain` prints it; while recording, what its newest requests said some time ago.';
+COMMENT ON COLUMN finding."rank" IS '1 for the most time at stake.';
+COMMENT ON COLUMN finding."name" IS 'Which finding: a cause, a verdict, or a name of its own.';
+COMMENT ON COLUMN finding."sentence" IS 'What is the case, with numbers.';
+COMMENT ON COLUMN finding."grade" IS 'How sure it is: measured, explained or supposed.';
+COMMENT ON COLUMN finding."class" IS 'The class that it counts for; '''' where none can be told.';
+COMMENT ON COLUMN finding."remedy" IS 'What usually helps: supposed, not measured; '''' where none can be told.';
+COMMENT ON COLUMN finding."stake_ns" IS 'Request time that it is about, summed.';
+COMMENT ON COLUMN finding."query" IS 'The named query that shows it.';
+COMMENT ON COLUMN finding."examples" IS 'Ids of the requests that show it most, at most three.';
+COMMENT ON COLUMN finding."mode" IS 'The mode of the requests that it is about; '''' for all of the run.';
+COMMENT ON COLUMN finding."scope" IS 'Their scope; '''' for all of the run.';
+COMMENT ON COLUMN finding."from_ns" IS 'The first moment of the requests that were looked at, unix ns.';
+COMMENT ON COLUMN finding."as_of_ns" IS 'The last moment of them, unix ns.';
+
 CREATE VIEW vocabulary AS
 SELECT stage::stage AS stage, code::INTEGER AS code, "where", doc, a, b, c, d, ref
 FROM (VALUES

@@ -53,7 +53,7 @@ def board() -> Board:
         "Where the time to first token goes when prefill and decode run on separate engines.",
         VARIABLES,
         {
-            "This run": shares.run(),
+            "This run": [*shares.run(), *shares.findings()],
             "Where the time to first token goes": shares.ttft(),
             "Push against pull, and the targets": [*shares.modes(), *shares.registrations()],
             "What requests wait for": [*waits.causes(), *waits.unseen()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.dashboards.handoff.columns import (
     CLASS,
     COORDINATION,
+    LAST_ATTEMPT_LINK,
     MODE,
     PAIR,
     REQUESTS,
@@ -49,6 +50,32 @@ def run() -> list[Panel]:
             ],
             width=14,
         ),
+    ]
+
+
+def findings() -> list[Panel]:
+    """Return the panel with what the run says in plain words."""
+    return [
+        table(
+            "Findings",
+            "read first what the numbers below come to, and which query and request show it",
+            "findings",
+            [
+                Column("rank", "#", width=40),
+                Column("sentence", "finding", wraps=True),
+                Column("grade", "how sure", width=90),
+                CLASS,
+                Column("stake_ns", "at stake", "ns", width=90),
+                Column("remedy", "what usually helps", width=300, wraps=True),
+                Column("query", "kvtrace sql", width=130),
+                Column("request_id", "for example", width=200, link=LAST_ATTEMPT_LINK),
+                Column("since", width=150),
+                Column("as_of", "as of", width=150),
+            ],
+            height=9,
+            note="Each is about all requests of its mode and scope in the run, whichever of them are chosen; what "
+            "usually helps is supposed, not measured.",
+        )
     ]
 
 
