@@ -14,7 +14,6 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from kvtrace import verdict
 from kvtrace.findings import checks, gather, rates
 from kvtrace.messages import command_line
 from kvtrace.report import tpot
