@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,15 @@ def memory() -> doubles.Memory:
 
 
 @pytest.fixture
+def probe(memory: doubles.Memory) -> Iterator[Probe]:
+    probe = Probe(memory, rate=1.0)
+    yield probe
+    probe.stop()
+    if probe._thread is not None:
+        probe._thread.join()
+
+
+@pytest.fixture
 def pair(memory: doubles.Memory) -> tuple[Side, Side]:
     """Return P and D, who know each other."""
     p, d = Side("P", memory), Side("D", memory)
@@ -116,8 +126,8 @@ def test_a_real_write_that_fails_leaves_the_agent_as_it_was(memory: doubles.Memo
     assert memory.enabled
 
 
-def test_the_probe_follows_real_transfers_and_takes_nothing_from_them(memory: doubles.Memory) -> None:
-    p, d = Side("P", memory, Probe(memory, rate=1.0)), Side("D", memory)
+def test_the_probe_follows_real_transfers_and_takes_nothing_from_them(memory: doubles.Memory, probe: Probe) -> None:
+    p, d = Side("P", memory, probe), Side("D", memory)
     p.meet(d)
     d.meet(p)
     p.bytes[:] = 1
