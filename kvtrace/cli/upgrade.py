@@ -23,5 +23,6 @@ def command(
     """
     with upgrading(store) as arriving:
         requests = analyze(arriving)
-        table.write(arriving)
+        with arriving.transaction():
+            table.write(arriving)
     sys.stdout.write(in_one_line(f"{store} is upgraded: {requests} requests worked out again") + "\n")
