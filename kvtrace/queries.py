@@ -35,7 +35,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "One request": (
         *("request_summary", "request_path", "request_hidden", "request_blame", "request_spans", "request_profiles"),
     ),
-    "The run and its recording": ("run_facts", "run_span", "processes", "drops", "recorder", "recorder_messages"),
+    "The run and its recording": (
+        *("findings", "run_facts", "run_span", "processes", "drops", "recorder", "recorder_messages"),
+    ),
 }
 """The names of all queries by what they are about, in the order of a reader's questions."""
 

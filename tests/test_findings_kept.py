@@ -139,7 +139,7 @@ def test_a_failure_hides_no_request(recorded: Path, tmp_path: Path, monkeypatch:
 
 
 def test_findings_that_fail_cost_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_store: Store, _newest: int | None) -> int:
+    def broken(_store: Store, _newest: int) -> int:
         raise ZeroDivisionError("the sentence")
 
     monkeypatch.setattr(conclusions.table, "write", broken)

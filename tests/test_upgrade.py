@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -120,6 +121,13 @@ def test_an_upgraded_store_has_nothing_left_to_upgrade(older: Path, capsys: pyte
     assert cli.main(["upgrade", str(older)]) == 0
     assert capsys.readouterr() == (f"{older} is current: there is nothing to upgrade\n", "")
     assert older.read_bytes() == before
+
+
+def test_a_store_may_have_any_name(older: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("older", "kvtrace_upgraded_from"):
+        path = shutil.copy(older, tmp_path / f"{name}.duckdb")
+
+        assert cli.main(["upgrade", str(path)]) == 0, capsys.readouterr().err
 
 
 def test_a_newer_store_is_left_alone(older: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ def command(
     else:
         with upgrading(store) as arriving:
             requests = analyze(arriving)
-            table.write(arriving)
+            with arriving.transaction():
+                table.write(arriving)
         told = f"{store} is upgraded: {requests} requests worked out again"
     sys.stdout.write(in_one_line(told) + "\n")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from kvtrace.store import Store
     from kvtrace.wire import SegmentHeader
 
+_OF_THE_RUN = (
+    *("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname"),
+    *("profiles", "profiles.url", "profiles.application"),
+)
+
 FileKey = tuple[str, int]
 """A spool file's identity wherever it lies: series and number."""
 
@@ -203,9 +208,10 @@ class Ledger:
         """Return the records lost so far, over all processes."""
         return sum(process.lost_records for process in self.processes.values())
 
-    def values_of(self, fact: str) -> str:
-        """Return the different values of a process fact, joined by a comma; "" if no process stated it."""
-        return ", ".join(sorted({p.facts[fact] for p in self.processes.values() if p.facts.get(fact)}))
+    def facts(self) -> dict[str, str]:
+        """Return what processes say of the run: the different values of a fact, joined by a comma."""
+        found = {name: {p.facts[name] for p in self.processes.values() if p.facts.get(name)} for name in _OF_THE_RUN}
+        return {name: ", ".join(sorted(values)) for name, values in found.items() if values}
 
 
 def _process_values(row: ProcessRow) -> dict[str, Any]:

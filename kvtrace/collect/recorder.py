@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.25
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
-_FACTS_OF_PROCESSES = (
-    *("vllm", "nixl", "connector", "mode", "model", "device", "tp_size", "untested", "hostname"),
-    *("profiles", "profiles.url", "profiles.application"),
-)
 
 
 class Recorder:
@@ -330,7 +326,7 @@ class Recorder:
         with store.transaction():
             if notices:
                 store.append("recorder", pa.Table.from_pylist(notices))
-            store.remember({**self._facts_of_processes(), **self.facts, **self._own_facts(state)})
+            store.remember({**self._ledger.facts(), **self.facts, **self._own_facts(state)})
         del self._unwritten_notices[: len(notices)]
 
     def _own_facts(self, state: str) -> dict[str, str]:
@@ -343,10 +339,6 @@ class Recorder:
             **self._retention.facts(),
             **self._audience.facts(),
         }
-
-    def _facts_of_processes(self) -> dict[str, str]:
-        found = {name: self._ledger.values_of(name) for name in _FACTS_OF_PROCESSES}
-        return {name: value for name, value in found.items() if value and name not in self.facts}
 
     def _notice(self, subject: str, message: str) -> None:
         if (subject, message) in self._said:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 AS_OF = "findings.as_of_ns"
 """The fact of the run that says as of when table `finding` is, also where it is empty."""
 
+MOST = 200_000
+"""Of more requests the newest speak: gathering from these takes four seconds of processor time and 0.8 GiB."""
+
 _SPAN_SQL = """
 SELECT count(*) AS requests, min(start_ns) AS from_ns, max(coalesce(end_ns, first_token_ns, start_ns)) AS as_of_ns
 FROM request
@@ -36,13 +39,13 @@ class _Span:
     as_of_ns: int | None
 
 
-def write(store: Store, newest: int | None = None) -> int:
+def write(store: Store, newest: int = MOST) -> int:
     """Put what the run says now in place of what table `finding` holds; return how many findings that is.
 
-    With `newest`, and more requests than that, it is what those that began last say; this wants a transaction around.
+    Of more requests than `newest` those speak that began last. Wants a transaction around.
     """
     span = _Span(**store.rows(_SPAN_SQL)[0])
-    if newest is not None and span.requests > newest:
+    if span.requests > newest:
         from_ns = store.select(_NEWEST_SQL, {"newest": newest}).values[0][0]
         with _hidden(store, from_ns):
             span = _Span(**store.rows(_SPAN_SQL)[0])

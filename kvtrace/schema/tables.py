@@ -239,8 +239,8 @@ BLAME = Table(
 
 FINDING = Table(
     "finding",
-    "What the run says in plain words, as `kvtrace explain` prints it; while recording, what its newest requests "
-    "said some time ago.",
+    "What the run says in plain words, as `kvtrace explain` prints it; of very many requests, and of a recording that "
+    "goes on, what the newest said.",
     columns(
         ("rank", "INTEGER", "1 for the most time at stake."),
         ("name", "VARCHAR", "Which finding: a cause, a verdict, or a name of its own."),

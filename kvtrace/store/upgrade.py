@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from kvtrace.store.connection import Store
 
+_OLDER = "kvtrace_upgraded_from"
+"""What the older store is attached as: not what a file is likely to be called, since that is the other one's name."""
+
 
 def is_current(path: Path) -> bool:
     """Return whether the store at `path` has the present schema; raise StoreError where none lies there."""
@@ -48,9 +51,9 @@ def upgrading(path: Path) -> Iterator[Store]:
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     """Copy the recorded tables' columns by name; a column that is new stays NULL."""
-    connection.execute(f"ATTACH {schema.text(str(path))} AS older (READ_ONLY)")
+    connection.execute(f"ATTACH {schema.text(str(path))} AS {_OLDER} (READ_ONLY)")
     known = connection.execute(
-        "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'older' AND NOT internal"
+        f"SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = '{_OLDER}' AND NOT internal"  # noqa: S608 -- a name of ours
     ).fetchall()
     there = set(known)
     for name in ("event", "process"):
@@ -67,10 +70,9 @@ def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
             f"{schema.quoted(name)}::VARCHAR" if name == "stage" else schema.quoted(name) for name in names
         )
         connection.execute(f"DELETE FROM {schema.quoted(table.name)}")  # noqa: S608 -- names of ours
-        connection.execute(
-            f"INSERT INTO {schema.quoted(table.name)} ({listed}) SELECT {taken} FROM older.{schema.quoted(table.name)}"  # noqa: S608 -- names of ours
-        )
-    connection.execute("DETACH older")
+        source = f"{_OLDER}.{schema.quoted(table.name)}"
+        connection.execute(f"INSERT INTO {schema.quoted(table.name)} ({listed}) SELECT {taken} FROM {source}")  # noqa: S608 -- names of ours
+    connection.execute(f"DETACH {_OLDER}")
 
 
 def _refuse_incomplete(path: Path, connection: duckdb.DuckDBPyConnection, there: set[tuple[str, str]]) -> None:
@@ -84,7 +86,7 @@ def _refuse_incomplete(path: Path, connection: duckdb.DuckDBPyConnection, there:
         if column.sql_type == "stage":
             wrong = f"TRY_CAST({name}::VARCHAR AS stage) IS NULL"
         first = connection.execute(
-            f"SELECT count(*) OVER (), rowid, {name}::VARCHAR FROM older.event WHERE {wrong} ORDER BY rowid LIMIT 1"  # noqa: S608 -- names of ours
+            f"SELECT count(*) OVER (), rowid, {name}::VARCHAR FROM {_OLDER}.event WHERE {wrong} ORDER BY rowid LIMIT 1"  # noqa: S608 -- names of ours
         ).fetchone()
         if first is not None:
             count, row, value = first

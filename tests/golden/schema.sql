@@ -560,7 +560,7 @@ CREATE TABLE finding (
   "from_ns" BIGINT,
   "as_of_ns" BIGINT
 );
-COMMENT ON TABLE finding IS 'What the run says in plain words, as `kvtrace explain` prints it; while recording, what its newest requests said some time ago.';
+COMMENT ON TABLE finding IS 'What the run says in plain words, as `kvtrace explain` prints it; of very many requests, and of a recording that goes on, what the newest said.';
 COMMENT ON COLUMN finding."rank" IS '1 for the most time at stake.';
 COMMENT ON COLUMN finding."name" IS 'Which finding: a cause, a verdict, or a name of its own.';
 COMMENT ON COLUMN finding."sentence" IS 'What is the case, with numbers.';
