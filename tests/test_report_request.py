@@ -144,6 +144,15 @@ def test_a_request_that_d_served_alone_lacks_nothing_of_p(tmp_path: Path) -> Non
     assert "nothing usable" not in sentences.explanation(one(tmp_path, sample))
 
 
+def test_no_remedy_is_named_against_a_wait_that_hardly_counts(tmp_path: Path) -> None:
+    """Of 100 ms 95 are P's forward: that a poll takes 5 of them is no reason for another connector."""
+    sample = Sample()
+    path = (("prefill.forward", "compute.run", "prefill", "", 95), ("detection", "coordination", "decode", "", 5))
+    sample.add("kvt-1", path, ())
+
+    assert sentences.remedy(one(tmp_path, sample), saturated=False) is None
+
+
 def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:
     assert sentences.remedy(push, saturated=False) == (
         "Supposed, not measured: against detection this usually helps: poll outside the step, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from kvtrace.findings.terms import SHARE
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
 from kvtrace.verdict import NO_HANDOFF, VERDICTS
@@ -73,7 +74,10 @@ def cause_times(segments: Sequence[Row]) -> dict[tuple[str, str], int]:
 
 
 def remedy(explained: Explained, saturated: bool) -> str | None:
-    """Return what usually helps against the longest wait: a supposition, so none where the run was saturated."""
+    """Return what usually helps against the longest wait: a supposition, so none where the run was saturated.
+
+    None either against a wait that is too small a part of the whole for anything to help much.
+    """
     waits = [
         (cause, time_ns)
         for (cause, kind), time_ns in cause_times(explained.segments).items()
@@ -83,6 +87,8 @@ def remedy(explained: Explained, saturated: bool) -> str | None:
         return None
     if saturated:
         return "The run was offered more than it served: waiting then grows everywhere, and no class names a remedy."
+    if waits[0][1] < SHARE * (explained.request["ttft_ns"] or 0):
+        return None
     cause = CAUSE_BY_NAME[waits[0][0]]
     return f"Supposed, not measured: against {phrase(cause.name)} this usually helps: {cause.remedy}."
 
