@@ -124,7 +124,7 @@ def test_an_upgraded_store_has_nothing_left_to_upgrade(older: Path, capsys: pyte
 
 
 def test_a_store_may_have_any_name(older: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("older", "kvtrace_upgraded_from"):
+    for name in ("older", "run before"):
         path = shutil.copy(older, tmp_path / f"{name}.duckdb")
 
         assert cli.main(["upgrade", str(path)]) == 0, capsys.readouterr().err

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from kvtrace.store.connection import Store
 
-_OLDER = "kvtrace_upgraded_from"
-"""What the older store is attached as: not what a file is likely to be called, since that is the other one's name."""
-
 
 def is_current(path: Path) -> bool:
     """Return whether the store at `path` has the present schema; raise StoreError where none lies there."""
@@ -51,15 +48,18 @@ def upgrading(path: Path) -> Iterator[Store]:
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     """Copy the recorded tables' columns by name; a column that is new stays NULL."""
-    connection.execute(f"ATTACH {schema.text(str(path))} AS {_OLDER} (READ_ONLY)")
+    name = f"{path.stem} before"  # never the new one's, which is that of its file
+    older = schema.quoted(name)
+    connection.execute(f"ATTACH {schema.text(str(path))} AS {older} (READ_ONLY)")
     known = connection.execute(
-        f"SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = '{_OLDER}' AND NOT internal"  # noqa: S608 -- a name of ours
+        "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = $name AND NOT internal",
+        {"name": name},
     ).fetchall()
     there = set(known)
     for name in ("event", "process"):
         if name not in {table for table, _ in there}:
             raise StoreError(f"{path} lacks table {name}, so nothing can be worked out from it: it is left as it is")
-    _refuse_incomplete(path, connection, there)
+    _refuse_incomplete(path, connection, there, older)
     for table in schema.TABLES:
         names = [column.name for column in table.columns if (table.name, column.name) in there]
         if table.name in schema.WORKED_OUT or not names:
@@ -70,12 +70,14 @@ def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
             f"{schema.quoted(name)}::VARCHAR" if name == "stage" else schema.quoted(name) for name in names
         )
         connection.execute(f"DELETE FROM {schema.quoted(table.name)}")  # noqa: S608 -- names of ours
-        source = f"{_OLDER}.{schema.quoted(table.name)}"
+        source = f"{older}.{schema.quoted(table.name)}"
         connection.execute(f"INSERT INTO {schema.quoted(table.name)} ({listed}) SELECT {taken} FROM {source}")  # noqa: S608 -- names of ours
-    connection.execute(f"DETACH {_OLDER}")
+    connection.execute(f"DETACH {older}")
 
 
-def _refuse_incomplete(path: Path, connection: duckdb.DuckDBPyConnection, there: set[tuple[str, str]]) -> None:
+def _refuse_incomplete(
+    path: Path, connection: duckdb.DuckDBPyConnection, there: set[tuple[str, str]], older: str
+) -> None:
     """Raise if an event lacks a value, or is of a stage that nobody knows: nothing can be worked out from it."""
     event = schema.TABLE_BY_NAME["event"]
     for column in event.columns:
@@ -86,7 +88,7 @@ def _refuse_incomplete(path: Path, connection: duckdb.DuckDBPyConnection, there:
         if column.sql_type == "stage":
             wrong = f"TRY_CAST({name}::VARCHAR AS stage) IS NULL"
         first = connection.execute(
-            f"SELECT count(*) OVER (), rowid, {name}::VARCHAR FROM {_OLDER}.event WHERE {wrong} ORDER BY rowid LIMIT 1"  # noqa: S608 -- names of ours
+            f"SELECT count(*) OVER (), rowid, {name}::VARCHAR FROM {older}.event WHERE {wrong} ORDER BY rowid LIMIT 1"  # noqa: S608 -- names of ours
         ).fetchone()
         if first is not None:
             count, row, value = first
