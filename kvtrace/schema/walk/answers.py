@@ -7,35 +7,21 @@ from collections.abc import Sequence
 
 from kvtrace import stages
 from kvtrace.schema.shape import text
-from kvtrace.schema.walk import gather, long, pairs, parts, path, points
+from kvtrace.schema.walk import company, gather, long, pairs, parts, path, points
 from kvtrace.schema.walk.parts import Part
 from kvtrace.schema.walk.plan import NUMBER
 
 _KEPT = (
-    "proc",
-    "emitting",
-    "again",
-    "made",
-    "naming",
-    "r",
-    "strange",
-    "looks",
-    "awake",
-    "o",
-    "l0",
-    "l2",
-    "pieces",
-    "blocked",
-    "s0",
-    "s2",
-)
+    "proc", "emitting", "again", "made", "naming", "x", "r", "strange", "looks", "awake", "o", "l0", "l2", "pieces",
+    "blocked", "s0", "s2",
+)  # fmt: skip
 
 
 def chain(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     """Return all CTEs from events to `v`, in order."""
     return [
-        *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *points.others(),
-        *points.looked(), *pairs.surroundings(), *points.placed(), *path.walked(edges), *parts.divided(),
+        *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *company.strange(),
+        *company.looked(), *pairs.surroundings(), *points.placed(), *path.walked(edges), *parts.divided(),
     ]  # fmt: skip
 
 
@@ -140,7 +126,8 @@ _WHOLE = """SELECT base, client, mode, begin_ns, token_ns, by_router, run_ns, tr
       THEN transfer_ns - least(wire_ns, greatest(0, arrived - bracket_low)) ELSE transfer_ns END AS low_ns,
     transfer_ns + CASE WHEN arrived IS NULL THEN o.unseen_ns + coalesce(l.unseen_ns, 0)
       WHEN transfer_ns > 0 OR detected_ns > 0
-      THEN greatest(0, least(bracket_high, greatest(coalesce(detected_ns, 0), arrived)) - arrived) ELSE 0 END AS high_ns,
+      THEN greatest(0, least(bracket_high, greatest(coalesce(detected_ns, 0), arrived)) - arrived) ELSE 0 END
+      AS high_ns,
     token_ns - begin_ns AS ttft_ns
   FROM (SELECT * REPLACE (CASE WHEN n0 IS NOT NULL THEN token_ns END AS token_ns) FROM o WHERE reason IS NULL) AS o
     ANTI JOIN blocked USING (base) LEFT JOIN lsum AS l USING (base)

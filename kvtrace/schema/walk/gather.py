@@ -6,7 +6,7 @@ from __future__ import annotations
 from kvtrace import stages
 from kvtrace.evidence import AT_ONCE_NS
 from kvtrace.legs import PREFIXES
-from kvtrace.schema.shape import text
+from kvtrace.schema.walk.aggregates import SAID, among, count, first, last, least, most, named, spread, when
 
 FRONT = tuple(
     stage for stage in stages.STAGES
@@ -18,9 +18,6 @@ _TRANSFER = (
     stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED,
     stages.PROBED,
 )  # fmt: skip
-_EITHER = (*_TRANSFER, stages.NOTIFIED, stages.TRANSFER_BEGUN)
-_SAID = "\"ref\" <> ''"
-_REF = 'hash("ref")'
 _MODE = """CASE "ref" WHEN 'push' THEN 1 WHEN 'pull' THEN 2 WHEN 'local' THEN 3 ELSE 0 END"""
 OF_P = tuple(
     stage for stage in stages.STAGES
@@ -30,68 +27,6 @@ OF_D = tuple(stage for stage in stages.STAGES if stage.name.startswith("decode."
 _NAMELESS = 1_000_000
 """Processes of no known engine are numbered from here, engines below it."""
 _STEP = tuple(stage for stage in stages.STAGES if stage.name.startswith("step."))
-
-
-def among(*wanted: stages.Stage) -> str:
-    """Return the condition that an event is of one of these stages, as ranges: a list of many makes DuckDB join."""
-    places = sorted({stages.STAGES.index(stage) for stage in wanted})
-    runs: list[list[int]] = []
-    for place in places:
-        if runs and runs[-1][-1] == place - 1:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    return f"({' OR '.join(_run(stages.STAGES[run[0]], stages.STAGES[run[-1]]) for run in runs)})"
-
-
-def _run(first_: stages.Stage, last: stages.Stage) -> str:
-    if first_ is last:
-        return f"stage = {text(first_.name)}::stage"
-    # Without the casts DuckDB compares names, in alphabetical order.
-    return f"stage BETWEEN {text(first_.name)}::stage AND {text(last.name)}::stage"
-
-
-def when(what: str, *wanted: stages.Stage, but: str = "") -> str:
-    """Return `what` for events of these stages, NULL for others.
-
-    An aggregate over this is many times cheaper than one with a FILTER, for which DuckDB copies what all of them read.
-    """
-    return f"CASE WHEN {among(*wanted)}{f' AND {but}' if but else ''} THEN {what} END"
-
-
-def least(what: str, *wanted: stages.Stage, but: str = "") -> str:
-    """Return the least of `what` among the events of these stages."""
-    return f"min({when(what, *wanted, but=but)})"
-
-
-def most(what: str, *wanted: stages.Stage, but: str = "") -> str:
-    """Return the greatest of `what` among the events of these stages."""
-    return f"max({when(what, *wanted, but=but)})"
-
-
-def count(*wanted: stages.Stage) -> str:
-    """Return how many events of these stages there are."""
-    return f"count({when('1', *wanted)})"
-
-
-def first(what: str, *wanted: stages.Stage, but: str = "") -> str:
-    """Return `what` of the earliest event of these stages."""
-    return f"arg_min({what}, {when('t_ns', *wanted, but=but)})"
-
-
-def last(what: str, *wanted: stages.Stage) -> str:
-    """Return `what` of the last event of these stages."""
-    return f"arg_max({what}, {when('t_ns', *wanted)})"
-
-
-def named(name: str, stage: stages.Stage) -> str:
-    """Return the least and the greatest hash of the ids that events of a stage refer to: numbers are had more cheaply."""
-    return f"{least(_REF, stage, but=_SAID)} AS {name}0, {most(_REF, stage, but=_SAID)} AS {name}1"
-
-
-def spread(name: str, stage: stages.Stage) -> str:
-    """Return how many events of a stage there are, the first and the last: enough to choose among two."""
-    return f"{count(stage)} AS {name}_n, {least('t_ns', stage)} AS {name}_mn, {most('t_ns', stage)} AS {name}_mx"
 
 
 def base_of(request: str) -> str:
@@ -133,7 +68,7 @@ def processes() -> list[tuple[str, str]]:
             "emitting",
             f"""SELECT e.*, coalesce(p.key, {_NAMELESS} + e.process) AS key, coalesce(p.eno, 0) AS eno
   FROM (SELECT process, bool_or({among(*OF_P)}) AS is_p, bool_or({among(*OF_D)}) AS is_d
-    FROM event WHERE request <> '' GROUP BY process) AS e LEFT JOIN proc AS p USING (process)""",
+    FROM (SELECT DISTINCT process, stage FROM event) GROUP BY process) AS e LEFT JOIN proc AS p USING (process)""",
         ),
         (
             "home",
@@ -219,39 +154,44 @@ def _transfers() -> str:
     {most("t_ns", stages.PROBED)} AS x_probed, {count(stages.TRANSFER_FAILED)} AS x_failed_n,
     {least("t_ns", stages.TRANSFER_FAILED)} AS x_failed,
     {most("b", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
-    {spread("told", stages.NOTIFIED)}, {least("process", stages.NOTIFIED)} AS told_p0,
-    {most("process", stages.NOTIFIED)} AS told_p1, {least("a", stages.NOTIFIED)} AS told_a0,
-    {most("a", stages.NOTIFIED)} AS told_a1,
-    {count(stages.TRANSFER_BEGUN)} AS begun_n"""
+    min(key) AS x_k0, max(key) AS x_k1, bool_or(has_p AND has_d) AS x_mixed"""
+
+
+def _told() -> str:
+    """Return the columns of the notifications that a leg's own engine read."""
+    one = stages.NOTIFIED
+    return f"""{spread("told", one)}, {least("process", one)} AS told_p0, {most("process", one)} AS told_p1,
+    {least("a", one)} AS told_a0, {most("a", one)} AS told_a1, {count(stages.TRANSFER_BEGUN)} AS begun_n"""
+
+
+def transfers() -> tuple[str, str]:
+    """Return the CTE `x`: one row an id and side with its transfer's points.
+
+    They are gathered apart from the legs: what an aggregate costs is its columns times its rows and events.
+    """
+    return (
+        "x",
+        f"""SELECT request, has_p AS of_p, has_d AS of_d, {_transfers()}
+  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER)} GROUP BY request, has_p, has_d""",
+    )
 
 
 def _leg(side: str, own: tuple[stages.Stage, ...], columns: str) -> str:
-    """Return the rows of one side's legs: one a request id that an engine of that side named.
-
-    A transfer's points are gathered apart and joined: what an aggregate costs is its columns times its events.
-    """
+    """Return the rows of one side's legs: one a request id that an engine of that side named."""
     loose = LOOSE if side == "d" else ()
-    engine = "key" if side == "p" else when("key", *own)
-    mine = f"""SELECT request, {count(*own) if loose else "count(*)"} AS own_n, min({engine}) AS k0, max({engine}) AS k1,
-      bool_or(has_p AND has_d) AS mixed, {columns}
-    FROM event JOIN home USING (process) WHERE request <> '' AND {among(*own, *loose)} GROUP BY request"""
-    moved = f"""SELECT request, min(key) AS x_k0, max(key) AS x_k1, bool_or(has_p AND has_d) AS x_mixed, {_transfers()}
-    FROM event JOIN home USING (process) WHERE request <> '' AND has_{side} AND {among(*_EITHER)} GROUP BY request"""
-    counted = (
-        "own_n",
-        "own_sched_n",
-        "x_n",
-        "x_failed_n",
-        "told_n",
-        "begun_n",
-        *(("handed_n",) if side == "p" else ()),
-    )
+    either = (stages.NOTIFIED, stages.TRANSFER_BEGUN)
+    engine = when("key", *own, *either) if loose else "key"
+    mine = f"""SELECT request, {count(*own)} AS own_n, min({engine}) AS k0, max({engine}) AS k1,
+      bool_or(has_p AND has_d) AS mixed, {columns}, {_told()}
+    FROM event JOIN home USING (process)
+    WHERE request <> '' AND {among(*own, *loose, *either)} AND ({among(*own, *loose)} OR has_{side}) GROUP BY request"""
+    counted = ["own_n", "own_sched_n", "x_n", "x_failed_n", "told_n", "begun_n", *(["handed_n"] if side == "p" else [])]
     whole = f"""SELECT * REPLACE (least(k0, x_k0) AS k0, greatest(k1, x_k1) AS k1,
       coalesce(mixed, false) OR coalesce(x_mixed, false) AS mixed,
       {", ".join(f"coalesce({name}, 0) AS {name}" for name in counted)}),
     CASE WHEN greatest(k1, x_k1) < {_NAMELESS} THEN greatest(k1, x_k1) ELSE 0 END AS eno,
     look IS NOT NULL AND (at_once AND k0 = k1 AND NOT mixed) IS NOT TRUE AS vain
-  FROM (SELECT * FROM ({mine}) FULL JOIN ({moved}) USING (request))"""
+  FROM (SELECT * FROM ({mine}) FULL JOIN (SELECT * FROM x WHERE of_{side}) USING (request))"""
     return base_of(whole)
 
 
@@ -293,7 +233,7 @@ def legs() -> list[tuple[str, str]]:
     {most("process", s.REGISTRATION_RECEIVED)} AS received_p1,
     {last("process", s.REGISTRATION_RECEIVED)} AS reader,
     {least("process", s.REGISTRATION_RECEIVED)} AS received_p0"""
-    return [("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
+    return [transfers(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 
 
 def fronts() -> tuple[str, str]:
@@ -318,8 +258,8 @@ def fronts() -> tuple[str, str]:
         "f",
         f"""SELECT request, {at}, {spread("sent_p", s.ROUTER_PREFILL_SENT)}, {spread("sent_d", s.ROUTER_DECODE_SENT)},
     {first(_MODE, s.ROUTER_DECIDED)} AS mode_ref,
-    coalesce({first('"ref"', s.ROUTER_RECEIVED, but=_SAID)},
-      {first('"ref"', s.CLIENT_SENT, but=_SAID)}, '') AS client,
+    coalesce({first('"ref"', s.ROUTER_RECEIVED, but=SAID)},
+      {first('"ref"', s.CLIENT_SENT, but=SAID)}, '') AS client,
     {count(s.PREFILL_HTTP_RECEIVED)} AS p_http_n, {count(s.DECODE_HTTP_RECEIVED)} AS d_http_n,
     {least("t_ns", *asked["p"])} AS p_asked, {least("t_ns", *asked["d"])} AS d_asked,
     bool_or({among(*(one for one in FRONT if one.where is s.Where.CLIENT))}) AS has_client

@@ -30,7 +30,7 @@ def listed(ready: int) -> str:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Return the CTEs up to `pieces`: (base, cause, since, until) of every part of those waits; `blocked` says why not."""
+    """Return the CTEs up to `pieces`: (base, cause, since, until) of the parts of those waits; `blocked`: why not."""
     wait = stages.STAGE_WAIT.name
     turn = f"CASE WHEN tokens = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END"
     return [

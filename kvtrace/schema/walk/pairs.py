@@ -6,6 +6,9 @@ Requests that SQL cannot read for sure have a part in that too: `unsure` says ho
 
 from __future__ import annotations
 
+from kvtrace import stages
+from kvtrace.schema.walk.aggregates import among
+
 # Later than anything recorded, and twice as much is still a BIGINT.
 NEVER_NS = 4_000_000_000_000_000_000
 
@@ -22,7 +25,7 @@ def surroundings() -> list[tuple[str, str]]:
             f"""SELECT process, eno, t_ns AS since, coalesce(slept, {NEVER_NS}) AS until,
     row_number() OVER (PARTITION BY process ORDER BY t_ns) AS place
   FROM (SELECT process, eno, t_ns, stage, lead(stage) OVER w AS after, lead(t_ns) OVER w AS slept
-    FROM event JOIN proc USING (process) WHERE stage IN ('sender.woke', 'sender.slept')
+    FROM event JOIN proc USING (process) WHERE {among(stages.SENDER_WOKE, stages.SENDER_SLEPT)}
     WINDOW w AS (PARTITION BY process ORDER BY t_ns, stage::VARCHAR))
   WHERE stage = 'sender.woke' AND (after IS NULL OR after = 'sender.slept')""",
         ),
@@ -50,7 +53,7 @@ def surroundings() -> list[tuple[str, str]]:
             f"""SELECT eno, peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref" AS peer, process,
       min(t_ns) AS since, CASE WHEN max(t_ns) FILTER (stage = 'handshake.started')
         >= coalesce(max(t_ns) FILTER (stage = 'handshake.ended'), 0) THEN {NEVER_NS} ELSE max(t_ns) END AS until
-    FROM event JOIN proc AS p USING (process) WHERE stage IN ('handshake.started', 'handshake.ended')
+    FROM event JOIN proc AS p USING (process) WHERE {among(stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)}
     GROUP BY p.eno, "ref", process) GROUP BY eno, peer""",
         ),
         (

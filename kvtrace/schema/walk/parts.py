@@ -13,6 +13,7 @@ from kvtrace import stages
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 from kvtrace.schema.walk.long import BACKWARDS
 from kvtrace.schema.walk.pairs import NEVER_NS
+from kvtrace.schema.walk.path import APART
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
 from kvtrace.splits import JOIN_NS
 
@@ -94,7 +95,8 @@ def divided() -> list[tuple[str, str]]:
         ("h", f"SELECT *, {_listed(columns)} FROM w"),
         (
             "v",
-            f"SELECT *, CASE WHEN why IS NOT NULL THEN why {_odd()} END AS reason FROM (SELECT *, {_listed(later)} FROM h)",
+            f"SELECT *, CASE WHEN why IS NOT NULL THEN why {_odd()} END AS reason\n"
+            f"  FROM (SELECT *, {_listed(later)} FROM h)",
         ),
     ]
 
@@ -107,10 +109,9 @@ def _odd() -> str:
     """Return what of a path cannot be told in columns, as branches of a CASE."""
     from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
     waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
-    return f"""WHEN n0 IS NULL THEN NULL
+    return f"""WHEN apart THEN '{APART}' WHEN n0 IS NULL THEN NULL
       WHEN many THEN 'many of one point'
-      WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL)
-        THEN 'several ranks'
+      WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL) THEN 'several ranks'
       WHEN d_sent IS NOT NULL AND message_unsure < coalesce(least, {NEVER_NS}) AND {waited}
         AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
       WHEN met_since <= token_ns AND met_until >= begin_ns THEN 'a handshake meanwhile'
@@ -118,7 +119,8 @@ def _odd() -> str:
         OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)
         OR (wa_u < decode_allocated AND NOT wa_long AND d_look < decode_allocated) THEN 'blocks'
       WHEN wr_next AND NOT wr_long AND ps_a1_over < ps_a1_sched THEN '{BACKWARDS}'
-      WHEN m_at < m_stop AND (decode_enqueued IS NULL OR m_at < decode_enqueued OR da_next < m_stop OR (m_u < m_stop AND d_look < m_stop))
+      WHEN m_at < m_stop AND (decode_enqueued IS NULL OR m_at < decode_enqueued OR da_next < m_stop
+          OR (m_u < m_stop AND d_look < m_stop))
         THEN 'blocks that a registration waited for'"""
 
 

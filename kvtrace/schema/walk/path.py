@@ -17,14 +17,16 @@ _FAR = 64
 STRAYED = 1 << 62
 """The bit of a path on which somewhere a farther ancestor stands in, or none was found."""
 _YEARS_NS = 1 << 56
+"""Times farther apart than this, more than two years, would not fit into one number with a point's number."""
+APART = "points that are years apart"
 
 
 def walked(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     """Return the CTEs `e` (where a path begins and ends) to `w`: which points are on it, and since when each waited.
 
-    `i_` is a point's time since the path's begin with its number in the lowest six bits, so that the greatest of several
-    says which one arrived last and when. `q_` is the number of the point that was waited for, `_FAR` more where it is a
-    farther ancestor (of number 0 where there is none), NULL off the path. `s_` is when the wait for a point began.
+    `i_` is a point's time since the path's begin with its number in the lowest six bits, so that the greatest of
+    several says which one arrived last and when. `q_` is the number of the point that was waited for, `_FAR` more where
+    it is a farther ancestor (of number 0 where there is none), NULL off the path. `s_` is when the wait began.
     """
     graph = nodes(edges)
     start = f"coalesce(router_received, least({', '.join(map(column, _STARTS))}))"
@@ -32,9 +34,7 @@ def walked(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     token = f"coalesce({', '.join(map(column, _ENDS))})"
     times = ", ".join(column(name) for name in POINTS)
     since = ", ".join(
-        f"CASE WHEN {column(name)} IS NOT NULL THEN "
-        f"least(greatest({column(name)} - begin_ns, {-_YEARS_NS}), {_YEARS_NS}) * 64 + {NUMBER[name]} END "
-        f"AS i_{column(name)}"
+        f"({column(name)} - CASE WHEN NOT apart THEN begin_ns END) * 64 + {NUMBER[name]} AS i_{column(name)}"
         for name in POINTS
     )
     direct = ", ".join(f"{_direct(node)} AS a_{column(node.name)}" for node in graph)
@@ -53,7 +53,8 @@ def walked(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
         (
             "e",
             f"""SELECT *, CASE WHEN token_ns >= begin_ns THEN last END AS n0 FROM (SELECT *, {start} AS begin_ns,
-      {token} AS token_ns, CASE {end} END AS last FROM g)""",
+      {token} AS token_ns, CASE {end} END AS last,
+      coalesce(greatest({times}) // 2 - least({times}) // 2 > {_YEARS_NS // 2}, false) AS apart FROM g)""",
         ),
         ("c", f"SELECT *, {since}, [{times}] AS times FROM e"),
         ("a", f"SELECT *, {direct} FROM c"),
