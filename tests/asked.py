@@ -21,6 +21,14 @@ def ask(path: Path, name: str, **given: object) -> list[dict[str, Any]]:
     return _opened(path).rows(query.sql, query.bind({key: str(value) for key, value in given.items()}))
 
 
+def leave() -> None:
+    """Close the store that was asked last, for those who write to it next."""
+    global _reader  # noqa: PLW0603 -- one is open at a time
+    if _reader is not None:
+        _reader[2].close()
+        _reader = None
+
+
 def _opened(path: Path) -> Store:
     """Return the store at `path`, which stays open until another one is asked: opening takes longer than answering."""
     global _reader  # noqa: PLW0603 -- one is open at a time

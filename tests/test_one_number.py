@@ -14,7 +14,7 @@ from kvtrace import cli, stages
 from kvtrace.exporters import perfetto, source
 from kvtrace.store import Store
 from tests import exported
-from tests.dashboards import endpoint
+from tests.dashboards import browser, endpoint, tools
 from tests.dashboards.test_rendering import BOARDS, check_values, draw
 from tests.otlp_receiver import RECEIVERS, values
 from tests.test_export import otlp_spans
@@ -135,7 +135,8 @@ def test_the_request_board_shows_the_same_nanoseconds(store: Path, tmp_path: Pat
 
         chosen = {f"request{n}": request for n, request in enumerate(requests)}
         shown = endpoint.opened(board, opened, 0, 1, **chosen)
-        drawing = draw(shown, remembered, tmp_path / "board.png", 2 * len(requests))
+        with browser.running(tools.chromium()) as chromium:
+            drawing = draw(chromium, shown, remembered, tmp_path / "board.png", 2 * len(requests))
 
     assert drawing.failures == []
     for n, request in enumerate(requests):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvtrace.store import Store
-from tests.asked import ask
+from tests.asked import ask, leave
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ def test_what_is_under_way_has_neither_ended_nor_failed(path: Path) -> None:
     found = {(row["what"], row["example"]) for row in ask(path, "failures")}
     assert found == {("failed", "b"), ("incomplete", "d")}
 
+    leave()
     with Store.open(path, "write") as store:
         store.remember({"recorder.state": "complete"})
     assert [row["in_flight"] for row in ask(path, "offered_over_time", **asked)] == [1, 1, 0]

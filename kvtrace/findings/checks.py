@@ -259,6 +259,3 @@ def findings(facts: Facts) -> list[Finding]:
     if facts.saturated:
         found = [replace(one, kind="", remedy="") for one in found]
     return sorted(found, key=lambda one: (-one.stake_ns, one.name))
-
-
-__all__ = ["findings"]

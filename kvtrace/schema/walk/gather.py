@@ -6,7 +6,7 @@ from __future__ import annotations
 from kvtrace import stages
 from kvtrace.evidence import AT_ONCE_NS
 from kvtrace.legs import PREFIXES
-from kvtrace.schema.shape import text
+from kvtrace.schema.walk.aggregates import SAID, among, count, first, last, least, most, named, spread, when
 
 FRONT = tuple(
     stage for stage in stages.STAGES
@@ -18,41 +18,19 @@ _TRANSFER = (
     stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED,
     stages.PROBED,
 )  # fmt: skip
-_EITHER = (*_TRANSFER, stages.NOTIFIED, stages.TRANSFER_BEGUN)
-_SAID = "\"ref\" <> ''"
+_MODE = """CASE "ref" WHEN 'push' THEN 1 WHEN 'pull' THEN 2 WHEN 'local' THEN 3 ELSE 0 END"""
 OF_P = tuple(
     stage for stage in stages.STAGES
     if (stage.name.startswith("prefill.") and stage not in FRONT) or stage in (stages.SENDER_PICKED, stages.MATCHED)
 )  # fmt: skip
 OF_D = tuple(stage for stage in stages.STAGES if stage.name.startswith("decode.") and stage not in FRONT)
+_NAMELESS = 1_000_000
+"""Processes of no known engine are numbered from here, engines below it."""
 _STEP = tuple(stage for stage in stages.STAGES if stage.name.startswith("step."))
 
 
-def among(*wanted: stages.Stage) -> str:
-    """Return the condition that an event is of one of these stages."""
-    return f"stage IN ({', '.join(text(stage.name) for stage in wanted)})"
-
-
-def take(function: str, *wanted: stages.Stage, but: str = "") -> str:
-    """Return an aggregate over the events of these stages only."""
-    return f"{function} FILTER ({among(*wanted)}{f' AND {but}' if but else ''})"
-
-
-def first(what: str, *wanted: stages.Stage) -> str:
-    """Return `what` of the earliest event of these stages."""
-    return take(f"arg_min({what}, t_ns)", *wanted)
-
-
-def spread(name: str, stage: stages.Stage) -> str:
-    """Return how many events of a stage there are, the first and the last: enough to choose among two."""
-    return (
-        f"{take('count(*)', stage)} AS {name}_n, {take('min(t_ns)', stage)} AS {name}_mn, "
-        f"{take('max(t_ns)', stage)} AS {name}_mx"
-    )
-
-
-def _base(request: str) -> str:
-    """Return SQL for the id that a front end was likeliest sent, as `legs.base_ids` has it: nested columns."""
+def base_of(request: str) -> str:
+    """Return `request` with the id that a front end was likeliest sent, as `legs.base_ids` has it: nested columns."""
     strip = " ".join(
         f"WHEN starts_with(whole, '{one}-') THEN substring(whole, {len(one) + 2})" for one in PREFIXES.split("|")
     )
@@ -79,7 +57,7 @@ def processes() -> list[tuple[str, str]]:
         ),
         (
             "proc",
-            """SELECT *, CASE WHEN engine <> '' THEN rank ELSE 1000000 + process END AS key,
+            f"""SELECT *, CASE WHEN engine <> '' THEN rank ELSE {_NAMELESS} + process END AS key,
     CASE WHEN engine <> '' THEN rank ELSE 0 END AS eno
   FROM (SELECT s.*, coalesce(nullif(s.engine_id, ''), c.engine, '') AS engine,
       dense_rank() OVER (ORDER BY coalesce(nullif(s.engine_id, ''), c.engine, '')) AS rank
@@ -88,9 +66,9 @@ def processes() -> list[tuple[str, str]]:
         ),
         (
             "emitting",
-            f"""SELECT e.*, coalesce(p.key, 1000000 + e.process) AS key, coalesce(p.eno, 0) AS eno
+            f"""SELECT e.*, coalesce(p.key, {_NAMELESS} + e.process) AS key, coalesce(p.eno, 0) AS eno
   FROM (SELECT process, bool_or({among(*OF_P)}) AS is_p, bool_or({among(*OF_D)}) AS is_d
-    FROM event WHERE request <> '' GROUP BY process) AS e LEFT JOIN proc AS p USING (process)""",
+    FROM (SELECT DISTINCT process, stage FROM event) GROUP BY process) AS e LEFT JOIN proc AS p USING (process)""",
         ),
         (
             "home",
@@ -98,7 +76,6 @@ def processes() -> list[tuple[str, str]]:
     bool_or(is_d) OVER w OR NOT bool_or(is_p) OVER w AS has_d
   FROM emitting WINDOW w AS (PARTITION BY key)""",
         ),
-        ("naming", "SELECT eno, min(engine) AS engine, max(ranks) AS ranks FROM proc GROUP BY eno"),
     ]
 
 
@@ -124,18 +101,18 @@ def steps() -> list[tuple[str, str]]:
         (
             "turned",
             f"""SELECT *, 0 AS turn FROM (SELECT event.*, p.eno {own}) ANTI JOIN again USING (eno, a)
-  UNION ALL SELECT *, greatest(0, {take("count(*)", stages.STEP_SCHEDULED)} OVER ({order}) - 1) AS turn
+  UNION ALL SELECT *, greatest(0, {count(stages.STEP_SCHEDULED)} OVER ({order}) - 1) AS turn
   FROM (SELECT event.*, p.eno {own}) SEMI JOIN again USING (eno, a)""",
         ),
         (
             "stamped",
-            f"""SELECT eno, a AS step, coalesce({take("min(t_ns)", stages.STEP_SCHEDULED)}, min(t_ns)) AS sched,
-    coalesce({take("min(t_ns)", stages.STEP_STARTED)}, 0) AS started,
-    coalesce({take("max(t_ns)", stages.STEP_FORWARDED)}, 0) AS forwarded,
-    coalesce({take("max(t_ns)", stages.STEP_CONNECTED)}, 0) AS connected,
-    coalesce({take("max(t_ns)", stages.STEP_ENDED)}, 0) AS ended,
-    coalesce({take("max(c)", stages.STEP_CONNECTED)}, 0) AS connector,
-    coalesce({take("arg_max(d, c)", stages.STEP_CONNECTED)}, 0) AS ahead,
+            f"""SELECT eno, a AS step, coalesce({least("t_ns", stages.STEP_SCHEDULED)}, min(t_ns)) AS sched,
+    coalesce({least("t_ns", stages.STEP_STARTED)}, 0) AS started,
+    coalesce({most("t_ns", stages.STEP_FORWARDED)}, 0) AS forwarded,
+    coalesce({most("t_ns", stages.STEP_CONNECTED)}, 0) AS connected,
+    coalesce({most("t_ns", stages.STEP_ENDED)}, 0) AS ended,
+    coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
+    coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens
   FROM turned GROUP BY eno, a, turn""",
         ),
@@ -147,8 +124,13 @@ def steps() -> list[tuple[str, str]]:
         ),
         (
             "engine_steps",
-            "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS begun "
+            "SELECT eno, coalesce(bool_or(b1_sched = sched), false) AS tied, min(sched) AS steps_begun "
             "FROM made GROUP BY eno",
+        ),
+        (
+            "naming",
+            "SELECT eno, engine, ranks, tied, steps_begun FROM (SELECT eno, min(engine) AS engine, max(ranks) AS ranks "
+            "FROM proc GROUP BY eno) LEFT JOIN engine_steps USING (eno)",
         ),
     ]
 
@@ -156,48 +138,69 @@ def steps() -> list[tuple[str, str]]:
 def _transfers() -> str:
     """Return the columns of a leg's transfer: each of its points, its size, and whose it is."""
     points = ", ".join(
-        f"{take('min(t_ns)', stage)} AS x_{short}_mn, {take('max(t_ns)', stage)} AS x_{short}_mx"
+        f"{least('t_ns', stage)} AS x_{short}_mn, {most('t_ns', stage)} AS x_{short}_mx"
         for stage, short in (
             (stages.PREPARED, "prepared"), (stages.POST_STARTED, "started"), (stages.POST_ENDED, "ended"),
             (stages.TRANSFER_DONE, "done"),
         )
     )  # fmt: skip
-    return f"""{take("count(*)", *_TRANSFER)} AS x_n, {take("min(a)", *_TRANSFER)} AS x_a0,
-    {take("max(a)", *_TRANSFER)} AS x_a1, {take("min(process)", *_TRANSFER)} AS x_p0,
-    {take("max(process)", *_TRANSFER)} AS x_p1, {take("max(c)", stages.PREPARED)} AS x_rank,
-    {take('min("ref")', stages.PREPARED, but=_SAID)} AS x_ref0, {take('max("ref")', stages.PREPARED)} AS x_ref1,
+    return f"""{count(*_TRANSFER)} AS x_n, {least("a", *_TRANSFER)} AS x_a0,
+    {most("a", *_TRANSFER)} AS x_a1, {least("process", *_TRANSFER)} AS x_p0,
+    {most("process", *_TRANSFER)} AS x_p1, {most("c", stages.PREPARED)} AS x_rank,
+    {named("x_ref", stages.PREPARED)},
     {points},
-    {take("arg_max(b, t_ns)", stages.POST_ENDED)} AS x_bytes,
-    {take("arg_max(d, t_ns)", stages.POST_ENDED)} AS x_at_post,
-    {take("max(t_ns)", stages.PROBED)} AS x_probed, {take("count(*)", stages.TRANSFER_FAILED)} AS x_failed_n,
-    {take("min(t_ns)", stages.TRANSFER_FAILED)} AS x_failed,
-    {take("max(b)", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
-    {spread("told", stages.NOTIFIED)}, {take("min(process)", stages.NOTIFIED)} AS told_p0,
-    {take("max(process)", stages.NOTIFIED)} AS told_p1, {take("min(a)", stages.NOTIFIED)} AS told_a0,
-    {take("max(a)", stages.NOTIFIED)} AS told_a1,
-    {take("count(*)", stages.TRANSFER_BEGUN, stages.HANDED_OVER)} AS begun_n"""
+    {least("b", stages.POST_ENDED)} AS x_bytes0, {most("b", stages.POST_ENDED)} AS x_bytes,
+    {least("d", stages.POST_ENDED)} AS x_at_post0, {most("d", stages.POST_ENDED)} AS x_at_post,
+    {most("t_ns", stages.PROBED)} AS x_probed, {count(stages.TRANSFER_FAILED)} AS x_failed_n,
+    {least("t_ns", stages.TRANSFER_FAILED)} AS x_failed,
+    {most("b", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
+    min(key) AS x_k0, max(key) AS x_k1, bool_or(has_p AND has_d) AS x_mixed"""
 
 
-def _leg(side: str, own: tuple[stages.Stage, ...], columns: str, also: str = "") -> str:
+def _told() -> str:
+    """Return the columns of the notifications that a leg's own engine read."""
+    one = stages.NOTIFIED
+    return f"""{spread("told", one)}, {least("process", one)} AS told_p0, {most("process", one)} AS told_p1,
+    {least("a", one)} AS told_a0, {most("a", one)} AS told_a1, {count(stages.TRANSFER_BEGUN)} AS begun_n"""
+
+
+def transfers() -> tuple[str, str]:
+    """Return the CTE `x`: one row an id and side with its transfer's points.
+
+    They are gathered apart from the legs: what an aggregate costs is its columns times its rows and events.
+    """
+    return (
+        "x",
+        f"""SELECT request, has_p AS of_p, has_d AS of_d, {_transfers()}
+  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER)} GROUP BY request, has_p, has_d""",
+    )
+
+
+def _leg(side: str, own: tuple[stages.Stage, ...], columns: str) -> str:
     """Return the rows of one side's legs: one a request id that an engine of that side named."""
-    count = f"count(*) FILTER ({among(*own)}) AS own_n"
-    inner = f"""SELECT request, {count}, min(key) FILTER (NOT {among(*LOOSE)}) AS k0,
-    max(key) FILTER (NOT {among(*LOOSE)}) AS k1, max(eno) FILTER (NOT {among(*LOOSE)}) AS eno,
-    bool_or(has_p AND has_d) AS mixed, {columns}, {_transfers()}
-  FROM event JOIN home USING (process)
-  WHERE request <> '' AND ({among(*own, *(LOOSE if side == "d" else ()))} OR (has_{side} AND {among(*_EITHER)})){also}
-  GROUP BY request"""
-    return f"SELECT row_number() OVER () AS k, * FROM ({_base(inner)})"
+    loose = LOOSE if side == "d" else ()
+    either = (stages.NOTIFIED, stages.TRANSFER_BEGUN)
+    engine = when("key", *own, *either) if loose else "key"
+    mine = f"""SELECT request, {count(*own)} AS own_n, min({engine}) AS k0, max({engine}) AS k1,
+      bool_or(has_p AND has_d) AS mixed, {columns}, {_told()}
+    FROM event JOIN home USING (process)
+    WHERE request <> '' AND {among(*own, *loose, *either)} AND ({among(*own, *loose)} OR has_{side}) GROUP BY request"""
+    counted = ["own_n", "own_sched_n", "x_n", "x_failed_n", "told_n", "begun_n", *(["handed_n"] if side == "p" else [])]
+    whole = f"""SELECT * REPLACE (least(k0, x_k0) AS k0, greatest(k1, x_k1) AS k1,
+      coalesce(mixed, false) OR coalesce(x_mixed, false) AS mixed,
+      {", ".join(f"coalesce({name}, 0) AS {name}" for name in counted)}),
+    CASE WHEN greatest(k1, x_k1) < {_NAMELESS} THEN greatest(k1, x_k1) ELSE 0 END AS eno,
+    look IS NOT NULL AND (at_once AND k0 = k1 AND NOT mixed) IS NOT TRUE AS vain
+  FROM (SELECT * FROM ({mine}) FULL JOIN (SELECT * FROM x WHERE of_{side}) USING (request))"""
+    return base_of(whole)
 
 
 def _looked(considered: stages.Stage, allocated: stages.Stage) -> str:
-    """Return the columns of a scheduler's looks at a leg, and whether one of them can have been in vain."""
-    look, given = take("min(t_ns)", considered), take("min(t_ns)", allocated)
-    at_once = f"{take('count(*)', considered)} = 1 AND {given} BETWEEN {look} AND {look} + {AT_ONCE_NS}"
+    """Return the columns of a scheduler's looks at a leg, and whether it gave blocks at once."""
+    look, given = least("t_ns", considered), least("t_ns", allocated)
     return (
         f"{look} AS look, {given} AS allocated, "
-        f"{look} IS NOT NULL AND ({at_once} AND min(key) = max(key) AND NOT bool_or(has_p AND has_d)) IS NOT TRUE "
-        "AS vain"
+        f"{count(considered)} = 1 AND {given} BETWEEN {look} AND {look} + {AT_ONCE_NS} AS at_once"
     )
 
 
@@ -205,39 +208,39 @@ def legs() -> list[tuple[str, str]]:
     """Return the CTEs `p` and `d`: one row a leg, its points as columns."""
     s = stages
     waiting = (s.PREFILL_STAGED, s.SENDER_PICKED, s.MATCHED)
-    of_p = f"""{take("min(t_ns)", s.PREFILL_ENQUEUED)} AS enq, {take("max(t_ns)", s.PREFILL_ENQUEUED)} AS enq_mx,
-    {_looked(s.PREFILL_CONSIDERED, s.PREFILL_ALLOCATED)}, {take("count(*)", s.PREFILL_SCHEDULED)} AS own_sched_n,
-    {take("max(a)", s.PREFILL_SCHEDULED)} AS own_step, {take("max(t_ns)", s.PREFILL_SCHEDULED)} AS own_at,
-    {take("max(c)", s.PREFILL_SCHEDULED)} AS own_c,
-    {take("max(d)", s.PREFILL_SCHEDULED)} AS own_d, {take("max(t_ns)", s.PREFILL_FINISHED)} AS finished,
+    of_p = f"""{least("t_ns", s.PREFILL_ENQUEUED)} AS enq, {most("t_ns", s.PREFILL_ENQUEUED)} AS enq_mx,
+    {_looked(s.PREFILL_CONSIDERED, s.PREFILL_ALLOCATED)}, {count(s.PREFILL_SCHEDULED)} AS own_sched_n,
+    {most("a", s.PREFILL_SCHEDULED)} AS own_step, {most("t_ns", s.PREFILL_SCHEDULED)} AS own_at,
+    {most("c", s.PREFILL_SCHEDULED)} AS own_c,
+    {most("d", s.PREFILL_SCHEDULED)} AS own_d, {most("t_ns", s.PREFILL_FINISHED)} AS finished,
     {spread("staged", s.PREFILL_STAGED)}, {spread("picked", s.SENDER_PICKED)}, {spread("matched", s.MATCHED)},
-    {take("min(process)", *waiting)} AS w_p0, {take("max(process)", *waiting)} AS w_p1,
-    {take('min("ref")', s.MATCHED)} AS ref0, {take('max("ref")', s.MATCHED)} AS ref1"""
-    of_d = f"""{take("min(t_ns)", s.DECODE_ENQUEUED)} AS enq, {take("max(t_ns)", s.DECODE_ENQUEUED)} AS enq_mx,
-    {first("c", s.DECODE_ENQUEUED)} AS remote, {first('"ref"', s.DECODE_ENQUEUED)} AS ref0,
+    {least("process", *waiting)} AS w_p0, {most("process", *waiting)} AS w_p1,
+    {named("ref", s.MATCHED)}, {count(s.HANDED_OVER)} AS handed_n"""
+    of_d = f"""{least("t_ns", s.DECODE_ENQUEUED)} AS enq, {most("t_ns", s.DECODE_ENQUEUED)} AS enq_mx,
+    {most("c", s.DECODE_ENQUEUED)} AS remote, {named("ref", s.DECODE_ENQUEUED)},
     {_looked(s.DECODE_CONSIDERED, s.DECODE_ALLOCATED)},
-    {take("max(t_ns)", s.REGISTRATION_QUEUED)} AS queued, {take("max(t_ns)", s.REGISTRATION_SENT)} AS sent,
-    {take("min(process)", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p0,
-    {take("max(process)", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p1,
-    {spread("loading", s.LOAD_STARTED)}, {take("min(process)", s.LOAD_STARTED)} AS loading_p0,
-    {take("max(process)", s.LOAD_STARTED)} AS loading_p1, {spread("reported", s.REPORTED)},
-    {take("min(process)", s.REPORTED)} AS reported_p0, {take("max(process)", s.REPORTED)} AS reported_p1,
-    {spread("ready", s.READY)}, {take("min(t_ns)", s.LOAD_FAILED)} AS load_failed,
-    {take("count(*)", s.DECODE_SCHEDULED)} AS own_sched_n, {take("max(a)", s.DECODE_SCHEDULED)} AS own_step,
-    {take("max(t_ns)", s.DECODE_SCHEDULED)} AS own_at,
-    {take("max(b)", s.DECODE_SCHEDULED)} AS own_b, {take("max(c)", s.DECODE_SCHEDULED)} AS own_c,
-    {take("max(d)", s.DECODE_SCHEDULED)} AS own_d, {spread("received", s.REGISTRATION_RECEIVED)},
-    {take("max(process)", s.REGISTRATION_RECEIVED)} AS received_p1,
-    {take("arg_max(process, t_ns)", s.REGISTRATION_RECEIVED)} AS reader,
-    {take("min(process)", s.REGISTRATION_RECEIVED)} AS received_p0"""
-    return [("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
+    {most("t_ns", s.REGISTRATION_QUEUED)} AS queued, {most("t_ns", s.REGISTRATION_SENT)} AS sent,
+    {least("process", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p0,
+    {most("process", s.REGISTRATION_QUEUED, s.REGISTRATION_SENT)} AS sent_p1,
+    {spread("loading", s.LOAD_STARTED)}, {least("process", s.LOAD_STARTED)} AS loading_p0,
+    {most("process", s.LOAD_STARTED)} AS loading_p1, {spread("reported", s.REPORTED)},
+    {least("process", s.REPORTED)} AS reported_p0, {most("process", s.REPORTED)} AS reported_p1,
+    {spread("ready", s.READY)}, {least("t_ns", s.LOAD_FAILED)} AS load_failed,
+    {count(s.DECODE_SCHEDULED)} AS own_sched_n, {most("a", s.DECODE_SCHEDULED)} AS own_step,
+    {most("t_ns", s.DECODE_SCHEDULED)} AS own_at,
+    {most("b", s.DECODE_SCHEDULED)} AS own_b, {most("c", s.DECODE_SCHEDULED)} AS own_c,
+    {most("d", s.DECODE_SCHEDULED)} AS own_d, {spread("received", s.REGISTRATION_RECEIVED)},
+    {most("process", s.REGISTRATION_RECEIVED)} AS received_p1,
+    {last("process", s.REGISTRATION_RECEIVED)} AS reader,
+    {least("process", s.REGISTRATION_RECEIVED)} AS received_p0"""
+    return [transfers(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 
 
 def fronts() -> tuple[str, str]:
     """Return the CTE `f`: one row an id that a front end named."""
     s = stages
     at = ", ".join(
-        f"{take('min(t_ns)', stage)} AS {name}"
+        f"{least('t_ns', stage)} AS {name}"
         for stage, name in (
             (s.ROUTER_RECEIVED, "received"), (s.ROUTER_DECIDED, "decided"), (s.ROUTER_PREFILL_RETURNED, "returned"),
             (s.ROUTER_FIRST_TOKEN, "token"), (s.CLIENT_SENT, "client_sent"), (s.CLIENT_FIRST_TOKEN, "client_token"),
@@ -254,11 +257,11 @@ def fronts() -> tuple[str, str]:
     return (
         "f",
         f"""SELECT request, {at}, {spread("sent_p", s.ROUTER_PREFILL_SENT)}, {spread("sent_d", s.ROUTER_DECODE_SENT)},
-    {first('"ref"', s.ROUTER_DECIDED)} AS mode_ref,
-    coalesce({take('arg_min("ref", t_ns)', s.ROUTER_RECEIVED, but=_SAID)},
-      {take('arg_min("ref", t_ns)', s.CLIENT_SENT, but=_SAID)}, '') AS client,
-    {take("count(*)", s.PREFILL_HTTP_RECEIVED)} AS p_http_n, {take("count(*)", s.DECODE_HTTP_RECEIVED)} AS d_http_n,
-    {take("min(t_ns)", *asked["p"])} AS p_asked, {take("min(t_ns)", *asked["d"])} AS d_asked,
+    {first(_MODE, s.ROUTER_DECIDED)} AS mode_ref,
+    coalesce({first('"ref"', s.ROUTER_RECEIVED, but=SAID)},
+      {first('"ref"', s.CLIENT_SENT, but=SAID)}, '') AS client,
+    {count(s.PREFILL_HTTP_RECEIVED)} AS p_http_n, {count(s.DECODE_HTTP_RECEIVED)} AS d_http_n,
+    {least("t_ns", *asked["p"])} AS p_asked, {least("t_ns", *asked["d"])} AS d_asked,
     bool_or({among(*(one for one in FRONT if one.where is s.Where.CLIENT))}) AS has_client
   FROM event WHERE request <> '' AND {among(*FRONT)} GROUP BY request""",
     )

@@ -6,11 +6,15 @@ Requests that SQL cannot read for sure have a part in that too: `unsure` says ho
 
 from __future__ import annotations
 
+from kvtrace import stages
+from kvtrace.schema.walk.aggregates import among
+
 # Later than anything recorded, and twice as much is still a BIGINT.
 NEVER_NS = 4_000_000_000_000_000_000
 
 # Of such a request it is not even known whose engines they were.
 _APART = "'imported points', 'ids that lead to other requests', 'engines that are both sides'"
+_KNOWN = f"(why IS NULL OR why NOT IN ({_APART}, 'several legs', 'several transfers'))"
 
 
 def surroundings() -> list[tuple[str, str]]:
@@ -21,45 +25,42 @@ def surroundings() -> list[tuple[str, str]]:
             f"""SELECT process, eno, t_ns AS since, coalesce(slept, {NEVER_NS}) AS until,
     row_number() OVER (PARTITION BY process ORDER BY t_ns) AS place
   FROM (SELECT process, eno, t_ns, stage, lead(stage) OVER w AS after, lead(t_ns) OVER w AS slept
-    FROM event JOIN proc USING (process) WHERE stage IN ('sender.woke', 'sender.slept')
+    FROM event JOIN proc USING (process) WHERE {among(stages.SENDER_WOKE, stages.SENDER_SLEPT)}
     WINDOW w AS (PARTITION BY process ORDER BY t_ns, stage::VARCHAR))
   WHERE stage = 'sender.woke' AND (after IS NULL OR after = 'sender.slept')""",
         ),
         (
-            "known",
-            f"SELECT * FROM r WHERE why IS NULL OR why NOT IN ({_APART}, 'several legs', 'several transfers')",
-        ),
-        (
             "fast",
-            """SELECT pe, de, x_size, min(greatest(0, seen_ns - x_started_mx)) AS fastest FROM known
-  WHERE has_x AND seen_ns IS NOT NULL GROUP BY pe, de, x_size""",
+            f"""SELECT pe, de, x_size, min(greatest(0, seen_ns - started_ns)) AS fastest FROM judged
+  WHERE has_x AND seen_ns IS NOT NULL AND {_KNOWN} GROUP BY pe, de, x_size""",
         ),
         (
             "messages",
-            """SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
-  FROM (SELECT pe, de, received_mx, d_sent, d_reader AS process FROM known
-    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL) AS m
+            f"""SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
+  FROM (SELECT pe, de, received_mx, d_sent, reader AS process FROM judged
+    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL AND {_KNOWN}) AS m
     ASOF LEFT JOIN awake AS a ON a.process = m.process AND a.since <= m.received_mx
   WHERE a.since IS NULL OR a.since <= m.d_sent GROUP BY m.pe, m.de""",
         ),
         (
             "unsure",
             f"""SELECT pe, de, anywhere, min(fast_low) AS fast_low, min(message_low) AS message_low FROM (SELECT
-      unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de,
-      why IN ({_APART}) AS anywhere,
-      CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
-        CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
-        least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
-          - greatest(p_x_started_mx, d_x_started_mx) END END AS fast_low,
-      d_received_mn - d_sent AS message_low
-    FROM r ANTI JOIN known USING (base)) GROUP BY pe, de, anywhere""",
+      unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de, why IN ({_APART}) AS anywhere, fast_low, message_low
+    FROM judged WHERE NOT ({_KNOWN})) GROUP BY pe, de, anywhere""",
         ),
         (
             "meetings",
-            f"""SELECT eno, "ref" AS peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref", process,
+            f"""SELECT eno, peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref" AS peer, process,
       min(t_ns) AS since, CASE WHEN max(t_ns) FILTER (stage = 'handshake.started')
         >= coalesce(max(t_ns) FILTER (stage = 'handshake.ended'), 0) THEN {NEVER_NS} ELSE max(t_ns) END AS until
-    FROM event JOIN proc AS p USING (process) WHERE stage IN ('handshake.started', 'handshake.ended')
-    GROUP BY p.eno, "ref", process) GROUP BY ALL""",
+    FROM event JOIN proc AS p USING (process) WHERE {among(stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)}
+    GROUP BY p.eno, "ref", process) GROUP BY eno, peer""",
+        ),
+        (
+            "met",
+            """SELECT pe, de, min(since) AS since, max(until) AS until FROM (
+      SELECT unnest([m.eno, n.eno]) AS pe, unnest([n.eno, m.eno]) AS de, since, until FROM meetings AS m
+        JOIN (SELECT eno, engine FROM naming UNION SELECT 0, '') AS n ON n.engine = m.peer)
+  GROUP BY pe, de""",
         ),
     ]

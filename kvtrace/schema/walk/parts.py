@@ -13,6 +13,7 @@ from kvtrace import stages
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 from kvtrace.schema.walk.long import BACKWARDS
 from kvtrace.schema.walk.pairs import NEVER_NS
+from kvtrace.schema.walk.path import APART
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
 from kvtrace.splits import JOIN_NS
 
@@ -26,6 +27,8 @@ class Part(NamedTuple):
     when: str
     start: str
     end: str
+    strayed: bool = False
+    """Whether no direct predecessor was there: such a stretch is unattributed."""
 
 
 def _waits(after: stages.Stage, *before: stages.Stage) -> str:
@@ -92,10 +95,8 @@ def divided() -> list[tuple[str, str]]:
         ("h", f"SELECT *, {_listed(columns)} FROM w"),
         (
             "v",
-            f"""SELECT *, CASE WHEN why IS NOT NULL THEN why {_odd()} END AS reason FROM (SELECT h.*, {_listed(later)},
-      least(mp.since, md.since) AS met_since, greatest(mp.until, md.until) AS met_until
-    FROM h LEFT JOIN meetings AS mp ON mp.eno = h.pe AND mp.peer = h.d_engine
-      LEFT JOIN meetings AS md ON md.eno = h.de AND md.peer = h.p_engine)""",
+            f"SELECT *, CASE WHEN why IS NOT NULL THEN why {_odd()} END AS reason\n"
+            f"  FROM (SELECT *, {_listed(later)} FROM h)",
         ),
     ]
 
@@ -108,22 +109,18 @@ def _odd() -> str:
     """Return what of a path cannot be told in columns, as branches of a CASE."""
     from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
     waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
-    return f"""WHEN n0 IS NULL THEN NULL
-      WHEN (d_reported_n > 2 AND decode_reported IS NULL) OR (told_n > 2 AND transfer_notified IS NULL
-          AND (mode = 'push' OR NOT has_x)) OR (p_staged_n > 2 AND prefill_staged IS NULL)
-        OR (p_picked_n > 2 AND sender_picked IS NULL) OR (p_matched_n > 2 AND transfer_matched IS NULL)
-        OR (d_loading_n > 2 AND decode_load_started IS NULL)
-        OR (d_sent IS NULL AND received_n > 2 AND registered IS NULL) THEN 'many of one point'
-      WHEN NOT has_x AND p_w_p0 <> p_w_p1 AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL)
-        THEN 'several ranks'
-      WHEN d_sent IS NOT NULL AND message_low < coalesce(least, {NEVER_NS}) AND {waited}
+    return f"""WHEN apart THEN '{APART}' WHEN n0 IS NULL THEN NULL
+      WHEN many THEN 'many of one point'
+      WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL) THEN 'several ranks'
+      WHEN d_sent IS NOT NULL AND message_unsure < coalesce(least, {NEVER_NS}) AND {waited}
         AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
       WHEN met_since <= token_ns AND met_until >= begin_ns THEN 'a handshake meanwhile'
       WHEN (wp_u < prefill_begun AND NOT wp_long AND p_look < prefill_begun)
         OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)
         OR (wa_u < decode_allocated AND NOT wa_long AND d_look < decode_allocated) THEN 'blocks'
       WHEN wr_next AND NOT wr_long AND ps_a1_over < ps_a1_sched THEN '{BACKWARDS}'
-      WHEN m_at < m_stop AND (d_enq IS NULL OR m_at < d_enq OR da_next < m_stop OR (m_u < m_stop AND d_look < m_stop))
+      WHEN m_at < m_stop AND (decode_enqueued IS NULL OR m_at < decode_enqueued OR da_next < m_stop
+          OR (m_u < m_stop AND d_look < m_stop))
         THEN 'blocks that a registration waited for'"""
 
 
@@ -134,15 +131,15 @@ def parts(edges: Sequence[stages.Edge]) -> list[Part]:
     for node in nodes(edges):
         name = column(node.name)
         since, chosen = f"s_{name}", f"q_{name}"
-        found.append(Part(s.UNKNOWN, f"{chosen} <= 0", since, name))
+        found.append(Part(s.UNKNOWN, f"{chosen} >= 64", since, name, strayed=True))
         for edge in node.incoming:
             when = f"{chosen} = {NUMBER[edge.before.name]}"
             if edge.split in _PLAIN:
                 found.append(Part(edge.cause, when, since, name))
             elif edge.split == "join":
-                held = f"f_returned BETWEEN {since} + {JOIN_NS} AND {name}"
-                found.append(Part(s.PREFILL_REPLY, f"{when} AND {held}", since, "f_returned"))
-                found.append(Part(edge.cause, f"{when} AND {held}", "f_returned", name))
+                held = f"router_prefill_returned BETWEEN {since} + {JOIN_NS} AND {name}"
+                found.append(Part(s.PREFILL_REPLY, f"{when} AND {held}", since, "router_prefill_returned"))
+                found.append(Part(edge.cause, f"{when} AND {held}", "router_prefill_returned", name))
                 found.append(Part(edge.cause, f"{when} AND ({held}) IS NOT TRUE", since, name))
             else:
                 found += _of_split(edge, when, since, name)
@@ -181,7 +178,7 @@ def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     began = f"least(greatest({since}, coalesce(nullif({own}_started, 0), {own}_sched)), {name})"
     if side == "prefill":
         return [Part(s.PREFILL_LAUNCH, when, since, began), Part(s.PREFILL_FORWARD, when, began, name)]
-    prompt = "d_own_c + 1 < d_own_d"
+    prompt = "has_prompt"
     return [
         Part(s.DECODE_LAUNCH, when, since, began),
         Part(s.DECODE_PREFILL, f"{when} AND {prompt}", began, name),

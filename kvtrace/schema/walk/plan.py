@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import pairwise
 
 from kvtrace import stages
 
-POINTS: tuple[str, ...] = tuple(dict.fromkeys(end.name for edge in stages.EDGES for end in (edge.before, edge.after)))
-"""The points of the graph in order of declaration; the place in it, from 1, is the point's number in SQL."""
+
+def _ordered() -> tuple[str, ...]:
+    """Return the points in an order in which of two predecessors of one point the one declared later comes later.
+
+    Where predecessors arrive together the last declared one counts, which is then the one with the greater number.
+    """
+    before: dict[str, set[str]] = {
+        name: set() for name in dict.fromkeys(end.name for edge in stages.EDGES for end in (edge.before, edge.after))
+    }
+    for after in before:
+        for earlier, later in pairwise(edge.before.name for edge in stages.EDGES if edge.after.name == after):
+            before[later].add(earlier)
+    return tuple(TopologicalSorter(before).static_order())
+
+
+POINTS: tuple[str, ...] = _ordered()
+"""The points of the graph; the place in it, from 1, is the point's number in SQL."""
 NUMBER: dict[str, int] = {name: place for place, name in enumerate(POINTS, start=1)}
 
 
@@ -43,13 +60,12 @@ def nodes(edges: Sequence[stages.Edge]) -> list[Node]:
     return found
 
 
-def longest(edges: Sequence[stages.Edge]) -> int:
-    """Return how many points the longest path has."""
-    length: dict[str, int] = {}
-
-    def of(name: str) -> int:
-        if name not in length:
-            length[name] = 1 + max((of(edge.before.name) for edge in edges if edge.after.name == name), default=0)
-        return length[name]
-
-    return max(of(name) for name in POINTS)
+def layers(edges: Sequence[stages.Edge]) -> list[list[str]]:
+    """Return the points by how far the end of the graph is from them at most, the nearest first."""
+    after: dict[str, set[str]] = {name: set() for name in POINTS}
+    for edge in edges:
+        after[edge.before.name].add(edge.after.name)
+    far: dict[str, int] = {}
+    for name in TopologicalSorter(after).static_order():
+        far[name] = 1 + max((far[one] for one in after[name]), default=-1)
+    return [[name for name in POINTS if far[name] == one] for one in range(max(far.values()) + 1)]

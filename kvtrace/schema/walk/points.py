@@ -8,7 +8,6 @@ the reference walk answers for it.
 from __future__ import annotations
 
 from kvtrace import stages
-from kvtrace.schema.walk.gather import among
 from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import column
 
@@ -25,85 +24,21 @@ def latest(name: str, limit: str) -> str:
     )
 
 
-def joined() -> list[tuple[str, str]]:
-    """Return the CTE `j`: one row a request, both legs and the front end's view side by side."""
-    return [
-        (
-            "j",
-            """SELECT row_number() OVER () AS k, coalesce(l.base, f_request) AS base, l.* EXCLUDE (base), f.*,
-    d_k0 IS NOT NULL AS has_d, p_k0 IS NOT NULL AS has_p
-  FROM (SELECT coalesce(p_base, d_base) AS base, * FROM (SELECT COLUMNS('(.*)') AS 'p_\\1' FROM p)
-      FULL JOIN (SELECT COLUMNS('(.*)') AS 'd_\\1' FROM d) ON p_base = d_base) AS l
-    FULL JOIN (SELECT COLUMNS('(.*)') AS 'f_\\1' FROM f) AS f ON f_request = l.base
-  WHERE p_k0 IS NOT NULL OR d_k0 IS NOT NULL OR f_request IS NOT NULL""",
-        ),
-        (
-            "twice",
-            "SELECT base FROM p GROUP BY base HAVING count(*) > 1 "
-            "UNION SELECT base FROM d GROUP BY base HAVING count(*) > 1",
-        ),
-        (
-            "linked",
-            """SELECT base, d_ref0 AS other, true AS to_p FROM j
-  WHERE has_d AND d_ref0 <> '' AND d_ref0 IS DISTINCT FROM p_request
-  UNION ALL SELECT base, unnest([p_ref0, p_ref1]), false FROM j
-  WHERE p_ref1 <> '' AND (p_ref0 <> p_ref1 OR NOT has_d OR p_ref1 IS DISTINCT FROM d_request)""",
-        ),
-        (
-            "astray",
-            """SELECT unnest([l.base, o.base]) AS base FROM linked AS l
-    JOIN (SELECT base, request, true AS is_p FROM p UNION ALL SELECT base, request, false FROM d WHERE k0 IS NOT NULL)
-      AS o ON o.request = l.other AND o.is_p = l.to_p WHERE o.base <> l.base""",
-        ),
-        (
-            "named",
-            "SELECT base, whole, stem, cut FROM p UNION ALL SELECT base, whole, stem, cut FROM d WHERE k0 IS NOT NULL",
-        ),
-        (
-            "misnamed",
-            """SELECT unnest([n.base, n.other]) AS base FROM (SELECT n.base, unnest([n.cut,
-      CASE WHEN starts_with(n.whole, 'cmpl-') THEN regexp_replace(n.stem, '-[0-9]+$', '') END, n.stem]) AS other
-    FROM named AS n ANTI JOIN f ON f.request = n.base) AS n SEMI JOIN f ON f.request = n.other""",
-        ),
-        (
-            "asked",
-            """SELECT key AS client FROM (SELECT f_client AS key, base FROM j WHERE f_client <> ''
-    UNION ALL SELECT base, base FROM j SEMI JOIN (SELECT client FROM f WHERE client <> '') AS c ON c.client = j.base
-      WHERE coalesce(f_client, '') = '') GROUP BY key HAVING count(*) > 1 AND count(DISTINCT base) <= 32""",
-        ),
-    ]
-
-
 _X = (
     "n", "a0", "a1", "p0", "p1", "prepared_mn", "prepared_mx", "started_mn", "started_mx", "ended_mn", "ended_mx",
-    "done_mn", "done_mx", "rank", "ref0", "ref1", "bytes", "at_post", "probed", "failed_n", "failed", "pending",
+    "done_mn", "done_mx", "rank", "ref0", "ref1", "bytes0", "bytes", "at_post0", "at_post", "probed", "failed_n",
+    "failed", "pending",
 )  # fmt: skip
+_ALIKE = (
+    "mode = 'push' AND coalesce(d_ranks > 1 AND p_ranks = d_ranks "
+    "AND coalesce(x_rank, 0) BETWEEN 0 AND d_ranks - 1, false)"
+)
+"""Each rank of P writes to its like on D, so that each write has its own notification."""
+_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "tokens", "over", "ended")
 
 
-def looked() -> list[tuple[str, str]]:
-    """Return the CTEs up to `others`: when, behind each leg, its scheduler first looked at anybody perhaps in vain."""
-    looks = " UNION ALL ".join(
-        "SELECT eno, t_ns FROM (SELECT p.eno, e.t_ns, e.request FROM event AS e JOIN proc AS p USING (process) "
-        f"WHERE {among(stage)}) SEMI JOIN (FROM {side} WHERE vain) USING (request)"
-        for side, stage in (("p", stages.PREFILL_CONSIDERED), ("d", stages.DECODE_CONSIDERED))
-    )
-    waiting = " UNION ALL ".join(f"SELECT '{side}' AS side, k, eno, enq, allocated FROM {side}" for side in "pd")
-    return [
-        ("looks", looks),
-        (
-            "others",
-            f"SELECT side, w.k, v.t_ns AS look FROM ({waiting}) AS w ASOF JOIN looks AS v "
-            "ON v.eno = w.eno AND v.t_ns >= w.enq WHERE (v.t_ns < w.allocated) IS NOT FALSE",
-        ),
-    ]
-
-
-def requests() -> list[tuple[str, str]]:
-    """Return the CTEs up to `r`: mode, the one transfer, whatever is unusual, the steps of its own."""
-    alike = (
-        "mode = 'push' AND coalesce(nd.ranks > 1 AND np.ranks = nd.ranks "
-        "AND coalesce(x_rank, 0) BETWEEN 0 AND nd.ranks - 1, false)"
-    )
+def joined() -> list[tuple[str, str]]:
+    """Return the CTEs up to `r`: a row a request, both legs and the front end's view, each point as it counts."""
     one_x = ", ".join(f"CASE WHEN p_x_n > 0 THEN p_x_{name} ELSE d_x_{name} END AS x_{name}" for name in _X)
     told = ", ".join(
         f"CASE WHEN p_told_n > 0 THEN p_told_{name} ELSE d_told_{name} END AS told_{name}"
@@ -111,73 +46,66 @@ def requests() -> list[tuple[str, str]]:
     )
     return [
         (
+            "j",
+            """SELECT coalesce(l.base, f_request) AS base, l.* EXCLUDE (base), f.*,
+    d_k0 IS NOT NULL AS has_d, p_k0 IS NOT NULL AS has_p, f_request IS NOT NULL AS has_f
+  FROM (SELECT coalesce(p_base, d_base) AS base, * FROM (SELECT COLUMNS('(.*)') AS 'p_\\1' FROM p)
+      FULL JOIN (SELECT COLUMNS('(.*)') AS 'd_\\1' FROM d) ON p_base = d_base) AS l
+    FULL JOIN (SELECT COLUMNS('(.*)') AS 'f_\\1' FROM f) AS f ON f_request = l.base
+  WHERE p_k0 IS NOT NULL OR d_k0 IS NOT NULL OR f_request IS NOT NULL""",
+        ),
+        (
             "moded",
             f"""SELECT j.*, coalesce(p_eno, 0) AS pe, coalesce(d_eno, 0) AS de, {one_x}, {told}, CASE
       WHEN p_matched_n > 0 OR d_sent IS NOT NULL OR d_queued IS NOT NULL OR p_picked_n > 0 THEN 'push'
-      WHEN d_loading_n > 0 THEN 'pull' WHEN f_mode_ref IN ('push', 'pull', 'local') THEN f_mode_ref
+      WHEN d_loading_n > 0 THEN 'pull' WHEN f_mode_ref > 0 THEN ['push', 'pull', 'local'][f_mode_ref]
       WHEN has_d AND NOT has_p AND d_enq IS NOT NULL AND d_remote = 0 THEN 'local' ELSE 'unknown' END AS mode,
-    has_d OR p_ref1 = d_request OR f_request = d_request OR p_request = d_request AS has_read
+    has_d OR p_ref1 = hash(d_request) OR f_request = d_request OR p_request = d_request AS has_read,
+    CASE WHEN p_own_sched_n = 1 THEN pe END AS p_made, CASE WHEN d_own_sched_n = 1 THEN de END AS d_made
   FROM j""",
         ),
         (
-            "da",
-            """SELECT d.k, m.sched, m.over, m.tokens, m.b1_over, m.b1_tokens, m.a1_sched
-  FROM (SELECT k, eno, enq FROM d WHERE enq IS NOT NULL) AS d
-    ASOF LEFT JOIN made AS m ON m.eno = d.eno AND m.sched <= d.enq""",
-        ),
-        (
             "owned",
-            f"""SELECT m.* REPLACE (least(m.p_look, ap.look) AS p_look, least(m.d_look, ad.look) AS d_look),
-    {alike} AS alike, {_step_columns("p")}, {_step_columns("d")}, q.offset_ns AS x_offset,
-    tp.eno IS NOT NULL AS p_has_steps, da.over AS da_over, da.tokens AS da_tokens, da.b1_over AS da_b1_over,
-    da.b1_tokens AS da_b1_tokens, CASE WHEN da.sched IS NULL THEN td.begun ELSE da.a1_sched END AS da_next,
-    coalesce(np.engine, '') AS p_engine, coalesce(nd.engine, '') AS d_engine,
-    coalesce(tp.tied, false) OR coalesce(td.tied, false) AS tied, {_unusual(alike)} AS why
+            f"""SELECT m.*, {_step_columns("p")}, {_step_columns("d")}, q.offset_ns AS x_offset,
+    np.steps_begun IS NOT NULL AS p_has_steps, nd.steps_begun AS d_steps_begun,
+    coalesce(np.engine, '') AS p_engine, coalesce(nd.engine, '') AS d_engine, np.ranks AS p_ranks, nd.ranks AS d_ranks,
+    coalesce(np.tied, false) OR coalesce(nd.tied, false) AS tied, {_ALIKE} AS alike
   FROM moded AS m
-    LEFT JOIN made AS sp ON m.p_own_sched_n = 1 AND sp.eno = m.pe AND sp.step = m.p_own_step AND sp.sched = m.p_own_at
-    LEFT JOIN made AS sd ON m.d_own_sched_n = 1 AND sd.eno = m.de AND sd.step = m.d_own_step AND sd.sched = m.d_own_at
+    LEFT JOIN made AS sp ON sp.eno = m.p_made AND sp.step = m.p_own_step AND sp.sched = m.p_own_at
+    LEFT JOIN made AS sd ON sd.eno = m.d_made AND sd.step = m.d_own_step AND sd.sched = m.d_own_at
     LEFT JOIN proc AS q ON q.process = m.x_p0
-    LEFT JOIN (SELECT * FROM others WHERE side = 'p') AS ap ON ap.k = m.p_k
-    LEFT JOIN (SELECT * FROM others WHERE side = 'd') AS ad ON ad.k = m.d_k
-    LEFT JOIN da ON da.k = m.d_k LEFT JOIN naming AS np ON np.eno = m.pe LEFT JOIN naming AS nd ON nd.eno = m.de
-    LEFT JOIN engine_steps AS tp ON tp.eno = m.pe LEFT JOIN engine_steps AS td ON td.eno = m.de
-    LEFT JOIN (SELECT DISTINCT base FROM twice) AS w ON w.base = m.base
-    LEFT JOIN (SELECT DISTINCT base FROM astray) AS s ON s.base = m.base
-    LEFT JOIN (SELECT DISTINCT base FROM misnamed) AS n ON n.base = m.base
-    LEFT JOIN asked AS c ON c.client = coalesce(nullif(m.f_client, ''), m.base)""",
+    LEFT JOIN naming AS np ON np.eno = m.pe LEFT JOIN naming AS nd ON nd.eno = m.de""",
         ),
-        ("r", f"SELECT *, {_settled()} FROM owned"),
+        ("placed", f"SELECT *, {_settled()} FROM owned"),
+        ("r", f"SELECT {_kept()} FROM (SELECT *, {_narrowed()} FROM placed)"),
     ]
 
 
 def _step_columns(side: str) -> str:
-    names = ["sched", "started", "forwarded", "connected", "connector", "ahead", "tokens", "over", "place", "ended"]
-    names += [f"{way}{by}_{what}" for way in "ba" for by in (1, 2) for what in ("sched", "over", "tokens")]
+    names = [
+        *_OWN_STEP,
+        *(f"{way}{by}_{what}" for way in "ba" for by in (1, 2) for what in ("sched", "over", "tokens")),
+    ]
     return ", ".join(f"s{side}.{name} AS {side}s_{name}" for name in names)
 
 
-def _unusual(alike: str) -> str:
-    """Return SQL for what keeps a request from being walked here; the first reason counts.
-
-    `alike` is the condition that each rank of P writes to its like on D, so that each write has its own notification.
-    """
-    return f"""CASE
-      WHEN EXISTS (FROM proc WHERE imported <> '' AND engine = '') OR m.f_has_client OR m.p_begun_n > 0
-        OR m.d_begun_n > 0
+def _unusual() -> str:
+    """Return SQL for what of a request by itself keeps it from being walked here; the first reason counts."""
+    return """CASE
+      WHEN (SELECT bool_or(imported <> '' AND engine = '') FROM proc) OR f_has_client OR p_begun_n > 0
+        OR p_handed_n > 0 OR d_begun_n > 0
         THEN 'imported points'
-      WHEN s.base IS NOT NULL OR n.base IS NOT NULL OR (p_request = d_request AND (p_suffixed OR p_k0 = d_k0))
-        THEN 'ids that lead to other requests'
+      WHEN p_request = d_request AND (p_suffixed OR p_k0 = d_k0) THEN 'ids that lead to other requests'
       WHEN p_k0 <> p_k1 OR d_k0 <> d_k1 OR p_mixed OR d_mixed OR (has_p AND p_own_n = 0)
         THEN 'engines that are both sides'
-      WHEN w.base IS NOT NULL OR p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
-      WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR (p_x_n > 0 AND d_x_n > 0)
-        OR (mode = 'push' AND d_enq IS NOT NULL AND x_ref1 <> '' AND (x_ref0 <> x_ref1 OR x_ref1 <> d_request))
-        OR ({alike} AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
-      WHEN c.client IS NOT NULL THEN 'several attempts'
+      WHEN p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
+      WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR x_bytes0 <> x_bytes OR x_at_post0 <> x_at_post OR (p_x_n > 0 AND d_x_n > 0)
+        OR (mode = 'push' AND d_enq IS NOT NULL AND (x_ref0 <> x_ref1 OR x_ref1 <> hash(d_request)))
+        OR (alike AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
       WHEN f_p_http_n > 1 OR f_d_http_n > 1 OR f_p_asked <= f_p_http OR f_d_asked <= f_d_http THEN 'several exchanges'
       WHEN p_own_sched_n > 1 OR d_own_sched_n > 1 THEN 'several steps of its own'
       WHEN (p_told_n > 0 AND d_told_n > 0) OR (told_n > 1 AND told_p0 <> told_p1) THEN 'several notified'
-      WHEN tp.tied OR td.tied THEN 'steps made up at one moment' END"""
+      WHEN tied THEN 'steps made up at one moment' END"""
 
 
 def _settled() -> str:
@@ -199,77 +127,147 @@ def _settled() -> str:
     CASE WHEN has_read THEN d_received_mx END AS received_mx"""
 
 
-def placed() -> list[tuple[str, str]]:
-    """Return the CTEs `b` and `g`: the transfer's bracket, and every point of the graph as a column."""
-    narrow = {
+def _narrowed() -> str:
+    """Return the points of which there may be several and which others settle, and what that leaves unclear."""
+    of_sender = {
         name: "CASE WHEN mode = 'push' AND has_x AND p_w_p0 = p_w_p1 AND p_w_p0 = x_p0 "
         f"THEN {latest(name, 'x_prepared_mx')} ELSE {name}_mx END"
         for name in ("p_staged", "p_picked", "p_matched")
     }  # fmt: skip
-    return [
-        (
-            "b",
-            f"""SELECT * EXCLUDE (why), CASE WHEN why IS NOT NULL THEN why
-      WHEN has_x AND seen_ns IS NOT NULL AND fast_low < coalesce(fastest, {NEVER_NS})
-        AND arrived > least(bracket_low, bracket_high) THEN 'the fastest of its pair is not sure'
-      WHEN (f_sent_p_n > 2 AND router_prefill_sent IS NULL) OR (f_sent_d_n > 2 AND router_decode_sent IS NULL)
-        OR (d_ready_n > 2 AND decode_ready IS NULL) THEN 'many of one point'
-      WHEN has_x AND ((mode = 'push' AND p_w_p0 <> p_w_p1 AND (p_staged_n > 1 OR p_picked_n > 1 OR p_matched_n > 1))
-        OR (d_reported_n > 0 AND CASE WHEN mode <> 'push' THEN d_reported_p0 <> x_p0 OR d_reported_p1 <> x_p0
-          ELSE alike AND told_n > 0 AND (d_reported_p0 <> told_p0 OR d_reported_p1 <> told_p0) END)
-        OR (alike AND told_n > 0 AND d_sent_p0 <> d_sent_p1)
-        OR (mode <> 'push' AND d_loading_n > 1 AND d_loading_p0 <> d_loading_p1)
-        OR (mode = 'push' AND received_n > 1 AND d_received_p0 <> d_received_p1)) THEN 'several ranks'
-      END AS why
-  FROM (SELECT *, CASE WHEN seen_ns IS NULL THEN greatest(wire_low, coalesce(x_ended_mx, 0))
-        ELSE least(greatest(x_started_mx + coalesce(fastest, 0), bracket_low), seen_ns) END AS arrived,
-      CASE WHEN seen_ns IS NULL THEN greatest(wire_low, coalesce(x_ended_mx, 0)) ELSE seen_ns END AS bracket_high
-    FROM (SELECT *, CASE WHEN seen_ns IS NULL THEN wire_low ELSE least(CASE WHEN seen_ns >= coalesce(x_ended_mx, 0)
-          THEN greatest(wire_low, coalesce(x_ended_mx, 0)) ELSE wire_low END, seen_ns) END AS bracket_low
-      FROM (SELECT r.*, fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_low,
-          least(u.message_low, ua.message_low) AS message_low,
-          greatest(x_started_mx, coalesce(x_pending + coalesce(x_offset, 0), 0)) AS wire_low
-        FROM r LEFT JOIN fast ON fast.pe = r.pe AND fast.de = r.de AND fast.x_size = r.x_size
-          LEFT JOIN messages ON messages.pe = r.pe AND messages.de = r.de
-          LEFT JOIN (SELECT pe, de, min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
-            GROUP BY pe, de) AS u ON u.pe = r.pe AND u.de = r.de
-          CROSS JOIN (SELECT min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
-            WHERE anywhere) AS ua)))""",
-        ),
-        (
-            "g",
-            f"""SELECT b.*, {_points(narrow)} FROM (SELECT *,
-      {latest("d_reported", "decode_ready")} AS decode_reported,
-      CASE WHEN d_sent IS NOT NULL THEN d_sent + coalesce(least, 0) WHEN mode = 'push' AND has_x
-        AND d_received_p0 = d_received_p1 AND d_received_p0 = x_p0 THEN {latest("received", "x_prepared_mx")}
-        ELSE received_mx END AS registered FROM b) AS b""",
-        ),
-    ]
+    loading = (
+        "CASE WHEN mode <> 'push' AND has_x AND d_loading_p0 = x_p0 AND d_loading_p0 = d_loading_p1 "
+        f"THEN {latest('d_loading', 'x_prepared_mx')} ELSE d_loading_mx END"
+    )
+    received = (
+        "CASE WHEN mode = 'push' AND has_x AND d_received_p0 = d_received_p1 AND d_received_p0 = x_p0 "
+        f"THEN {latest('received', 'x_prepared_mx')} ELSE received_mx END"
+    )
+    return f"""{latest("d_reported", "decode_ready")} AS decode_reported, {loading} AS decode_load_started,
+    {of_sender["p_staged"]} AS prefill_staged, {of_sender["p_picked"]} AS sender_picked,
+    {of_sender["p_matched"]} AS transfer_matched, {received} AS read_ns,
+    (f_sent_p_n > 2 AND router_prefill_sent IS NULL) OR (f_sent_d_n > 2 AND router_decode_sent IS NULL)
+      OR (d_ready_n > 2 AND decode_ready IS NULL) AS many_early,
+    has_x AND ((mode = 'push' AND p_w_p0 <> p_w_p1 AND (p_staged_n > 1 OR p_picked_n > 1 OR p_matched_n > 1))
+      OR (d_reported_n > 0 AND CASE WHEN mode <> 'push' THEN d_reported_p0 <> x_p0 OR d_reported_p1 <> x_p0
+        ELSE alike AND told_n > 0 AND (d_reported_p0 <> told_p0 OR d_reported_p1 <> told_p0) END)
+      OR (alike AND told_n > 0 AND d_sent_p0 <> d_sent_p1)
+      OR (mode <> 'push' AND d_loading_n > 1 AND d_loading_p0 <> d_loading_p1)
+      OR (mode = 'push' AND received_n > 1 AND d_received_p0 <> d_received_p1)) AS ranks_early"""
 
 
-def _points(narrow: dict[str, str]) -> str:
-    """Return the columns of the points that are not there yet, each named after its point."""
+def _kept() -> str:
+    """Return the columns of `r`: every one is written and read once a request, so there are no others."""
+    s = stages
     told = (
         f"CASE WHEN mode <> 'push' AND has_x THEN NULL WHEN d_reported_n > 0 THEN {latest('told', 'decode_reported')} "
         "ELSE told_mx END"
     )
     done = "CASE WHEN NOT has_x THEN x_done_mn WHEN mode = 'push' AND told_n > 0 THEN NULL ELSE x_done_mx END"
-    loading = (
-        "CASE WHEN mode <> 'push' AND has_x AND d_loading_p0 = x_p0 AND d_loading_p0 = d_loading_p1 "
-        f"THEN {latest('d_loading', 'x_prepared_mx')} ELSE d_loading_mx END"
-    )
     by_point = {
-        "client.sent": "f_client_sent", "client.first_token": "f_client_token", "router.received": "f_received",
-        "router.decided": "f_decided", "router.prefill_returned": "f_returned", "router.first_token": "f_token",
-        "prefill.http_received": "f_p_http", "prefill.http_responded": "f_p_responded",
-        "decode.http_received": "f_d_http", "decode.first_token_out": "f_out", "prefill.enqueued": "p_enq",
-        "decode.enqueued": "d_enq", "prefill.finished": "p_finished", "prefill.staged": narrow["p_staged"],
-        "sender.picked": narrow["p_picked"], "transfer.matched": narrow["p_matched"], "decode.allocated": "d_allocated",
-        "decode.load_started": loading, "decode.load_failed": "d_load_failed", "transfer.begun": "NULL::BIGINT",
-        "transfer.prepared": "CASE WHEN has_x THEN x_prepared_mx ELSE x_prepared_mn END",
-        "transfer.post_started": "CASE WHEN has_x THEN x_started_mx ELSE x_started_mn END",
-        "transfer.post_ended": "CASE WHEN has_x THEN x_ended_mx ELSE x_ended_mn END",
-        "transfer.done": done, "transfer.failed": "x_failed", "transfer.notified": told,
-        "transfer.arrived": "CASE WHEN has_x THEN arrived END",
+        s.CLIENT_SENT: "f_client_sent", s.CLIENT_FIRST_TOKEN: "f_client_token", s.ROUTER_RECEIVED: "f_received",
+        s.ROUTER_DECIDED: "f_decided", s.ROUTER_PREFILL_RETURNED: "f_returned", s.ROUTER_FIRST_TOKEN: "f_token",
+        s.PREFILL_HTTP_RECEIVED: "f_p_http", s.PREFILL_HTTP_RESPONDED: "f_p_responded",
+        s.DECODE_HTTP_RECEIVED: "f_d_http", s.DECODE_FIRST_TOKEN_OUT: "f_out", s.PREFILL_ENQUEUED: "p_enq",
+        s.DECODE_ENQUEUED: "d_enq", s.PREFILL_FINISHED: "p_finished", s.DECODE_ALLOCATED: "d_allocated",
+        s.LOAD_FAILED: "d_load_failed", s.TRANSFER_BEGUN: "NULL::BIGINT", s.TRANSFER_FAILED: "x_failed",
+        s.PREPARED: "CASE WHEN has_x THEN x_prepared_mx ELSE x_prepared_mn END",
+        s.POST_STARTED: "CASE WHEN has_x THEN x_started_mx ELSE x_started_mn END",
+        s.POST_ENDED: "CASE WHEN has_x THEN x_ended_mx ELSE x_ended_mn END", s.TRANSFER_DONE: done, s.NOTIFIED: told,
+        **dict.fromkeys(
+            (
+                s.ROUTER_PREFILL_SENT, s.ROUTER_DECODE_SENT, s.PREFILL_BEGUN, s.PREFILL_COMPUTED, s.PREFILL_STAGED,
+                s.SENDER_PICKED, s.MATCHED, s.LOAD_STARTED, s.REPORTED, s.READY, s.DECODE_BEGUN, s.DECODE_COMPUTED,
+                s.DECODE_SAMPLED,
+            ),
+            "",
+        ),
     }  # fmt: skip
-    return ", ".join(f"{sql} AS {column(name)}" for name, sql in by_point.items())
+    points = [f"{sql} AS {column(one.name)}".removeprefix(" AS ") for one, sql in by_point.items()]
+    steps = [f"{side}s_{name}" for side, names in _STEPS_KEPT.items() for name in names]
+    other = f"""base, has_f, coalesce(f_client, '') AS client, mode, pe, de,
+    {_unusual()} AS alone, {_ids()},
+    has_x, seen_ns, x_size, p_has_steps, d_steps_begun, p_look, d_look, p_allocated, d_sent, read_ns, received_mx,
+    d_reader AS reader, x_started_mx AS started_ns, x_ended_mx AS ended_ns,
+    greatest(x_started_mx, coalesce(x_pending + coalesce(x_offset, 0), 0)) AS wire_low,
+    d_enq IS NOT NULL AND d_remote = 0 AS untold, d_own_c + 1 < d_own_d AS has_prompt,
+    CASE WHEN has_x THEN x_p0 WHEN p_picked_n > 0 THEN p_w_p0 END AS sender,
+    CASE WHEN many_early THEN 'many of one point' WHEN ranks_early THEN 'several ranks' END AS unclear,
+    (d_reported_n > 2 AND decode_reported IS NULL) OR (told_n > 2 AND ({told}) IS NULL AND (mode = 'push' OR NOT has_x))
+      OR (p_staged_n > 2 AND prefill_staged IS NULL) OR (p_picked_n > 2 AND sender_picked IS NULL)
+      OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
+      OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL) AS many,
+    NOT has_x AND p_w_p0 <> p_w_p1 AS ranks,
+    CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
+      CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
+      least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
+        - greatest(p_x_started_mx, d_x_started_mx) END END AS fast_low, d_received_mn - d_sent AS message_low"""
+    return ", ".join([other, *points, *steps])
+
+
+_NEAR = ("b1_sched", "b1_over", "b1_tokens", "b2_over", "b2_tokens")
+_STEPS_KEPT = {
+    "p": (
+        "sched", "started", "connected", "connector", "ahead", "over", "tokens", *_NEAR, "a1_sched", "a1_over",
+        "a1_tokens", "a2_sched",
+    ),
+    "d": ("sched", "started", "connected", "connector", "ahead", *_NEAR),
+}  # fmt: skip
+
+
+def _ids() -> str:
+    """Return the ids by which a request may have to do with others, hashed: one hash for two ids costs an answer."""
+    of_p = "has_d AND (d_ref0 <> d_ref1 OR d_ref1 <> hash(p_request) OR NOT has_p)"
+    of_d = "p_ref0 <> p_ref1 OR NOT has_d OR p_ref1 <> hash(d_request)"
+    return f"""CASE WHEN has_p THEN hash(p_request) END AS p_id, CASE WHEN has_d THEN hash(d_request) END AS d_id,
+    CASE WHEN p_vain THEN hash(p_request) END AS p_vain, CASE WHEN d_vain THEN hash(d_request) END AS d_vain,
+    CASE WHEN d_ref1 IS NOT NULL AND ({of_p}) THEN [d_ref0, d_ref1] END AS of_p,
+    CASE WHEN p_ref1 IS NOT NULL AND ({of_d}) THEN [p_ref0, p_ref1] END AS of_d,
+    CASE WHEN NOT has_f THEN list_filter([p_request, CASE WHEN has_d THEN d_request END], lambda x: x IS NOT NULL)
+      END AS nameless"""
+
+
+def placed() -> list[tuple[str, str]]:
+    """Return the CTEs `b` and `g`: the transfer's bracket, and every point of the graph as a column."""
+    at_post = "greatest(wire_low, coalesce(ended_ns, 0))"
+    looks = ", ".join(
+        f"least({side}_look, CASE WHEN (o{side}.look < {given}) IS NOT FALSE THEN o{side}.look END) AS {side}_look"
+        for side, given in (("p", "p_allocated"), ("d", "decode_allocated"))
+    )
+    return [
+        (
+            "near",
+            f"""SELECT r.* REPLACE ({looks}), da.over AS da_over, da.tokens AS da_tokens,
+    da.b1_over AS da_b1_over, da.b1_tokens AS da_b1_tokens,
+    CASE WHEN da.sched IS NULL THEN d_steps_begun ELSE da.a1_sched END AS da_next,
+    fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
+    least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until
+  FROM judged AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
+    LEFT JOIN others AS op ON op.eno = r.pe AND op.enq = r.prefill_enqueued
+    LEFT JOIN others AS od ON od.eno = r.de AND od.enq = r.decode_enqueued
+    LEFT JOIN fast ON fast.pe = r.pe AND fast.de = r.de AND fast.x_size = r.x_size
+    LEFT JOIN messages ON messages.pe = r.pe AND messages.de = r.de
+    LEFT JOIN (SELECT pe, de, min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
+      GROUP BY pe, de) AS u ON u.pe = r.pe AND u.de = r.de
+    LEFT JOIN met AS m ON m.pe = r.pe AND m.de = r.de
+    CROSS JOIN (SELECT min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
+      WHERE anywhere) AS ua""",
+        ),
+        (
+            "b",
+            f"""SELECT * EXCLUDE (why), CASE WHEN why IS NOT NULL THEN why
+      WHEN has_x AND seen_ns IS NOT NULL AND fast_unsure < coalesce(fastest, {NEVER_NS})
+        AND arrived > least(bracket_low, bracket_high) THEN 'the fastest of its pair is not sure'
+      ELSE unclear END AS why, CASE WHEN has_x THEN arrived END AS transfer_arrived
+  FROM (SELECT *, CASE WHEN seen_ns IS NULL THEN {at_post}
+        ELSE least(greatest(started_ns + coalesce(fastest, 0), bracket_low), seen_ns) END AS arrived,
+      coalesce(seen_ns, {at_post}) AS bracket_high
+    FROM (SELECT *, CASE WHEN seen_ns IS NULL THEN wire_low
+        ELSE least(CASE WHEN seen_ns >= coalesce(ended_ns, 0) THEN {at_post} ELSE wire_low END, seen_ns) END
+      AS bracket_low FROM near))""",
+        ),
+        (
+            "g",
+            "SELECT *, CASE WHEN d_sent IS NOT NULL THEN d_sent + coalesce(least, 0) ELSE read_ns END AS registered "
+            "FROM b",
+        ),
+    ]
