@@ -197,7 +197,8 @@ def divide_steps(
 ) -> list[Part]:
     """Divide the time from the first to the last of a request's own steps. `own` holds (step, works on the prompt).
 
-    Own steps are compute, the way from scheduler to worker is launch, steps in between are others', pauses are nothing.
+    Own steps are compute but for the connector before their forward, the way from scheduler to worker is launch, steps
+    in between are others', pauses are nothing.
     """
     forward = f"{side}.forward" if side == "prefill" else ""
     launch, sample, others = f"{side}.launch", f"{side}.sample", f"{side}.others"
@@ -213,10 +214,9 @@ def divide_steps(
         forwarded_ns = computed_ns if last else step.forwarded_ns or step_end_ns(step)
         parts.append(Part(at_ns, min(max(at_ns, started_ns), computed_ns), launch, f"the start of step {step.step}"))
         at_ns = min(max(at_ns, started_ns), computed_ns)
-        if not last:
-            began_ns = min(at_ns + step.before_forward_ns, computed_ns)
-            parts.append(Part(at_ns, began_ns, stages.STEP_CONNECTOR.name, f"the connector in step {step.step}"))
-            at_ns = began_ns
+        began_ns = min(at_ns + max(step.before_forward_ns, 0), computed_ns)
+        parts.append(Part(at_ns, began_ns, stages.STEP_CONNECTOR.name, f"the connector in step {step.step}"))
+        at_ns = began_ns
         parts.append(Part(at_ns, min(max(at_ns, forwarded_ns), computed_ns), run, f"step {step.step}"))
         at_ns = min(max(at_ns, forwarded_ns), computed_ns)
         if not last:
@@ -264,8 +264,11 @@ def divide_tail(start_ns: int, end_ns: int, step: Step | None, sample: str) -> l
 def divide_sender_wait(start_ns: int, end_ns: int, awake: list[Awake], posts: Posts, own: str) -> list[Part]:
     """Divide a wait for a sender thread: asleep although its work has arrived, or awake with something else.
 
-    `posts` are what the thread's process posts, `own` is the request that waits.
+    `posts` are what the thread's process posts, `own` is the request that waits. Of a thread that was never seen to
+    wake nothing is known.
     """
+    if not awake:
+        return [Part(start_ns, end_ns, stages.UNKNOWN.name, "P's sender thread, of which nothing is known")]
     parts: list[Part] = []
     at_ns = start_ns
     for stretch in awake[max(0, bisect_right(awake, start_ns, key=lambda one: one.start_ns) - 1) :]:

@@ -251,6 +251,16 @@ def test_first_contact_is_the_handshake_and_not_the_preparing() -> None:
     assert causes["prepare"] == pytest.approx(1)
 
 
+def test_connector_time_before_a_forward_is_no_computing() -> None:
+    """Where loads precede the forward, P's only step waits 3 ms for its connector before it computes for 17."""
+    trace = push().without("step.connected")
+    trace.at(30.5, stages.STEP_CONNECTED, "", 1, 0, 3 * MS, 3 * MS, process=P)
+    causes = causes_ms(trace.answer())
+
+    assert causes["prefill.forward"] == 17
+    assert causes["step.connector"] == 3
+
+
 def test_connector_time_beyond_the_computing_does_not_break_the_tiles() -> None:
     """The connector says that it took 25 ms before the forward of a chunk, 10 ms longer than all chunks took."""
     trace = push().without("prefill.scheduled").without("step.scheduled", "step.started", "step.connected")

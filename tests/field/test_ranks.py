@@ -60,6 +60,7 @@ def test_a_rank_whose_write_was_not_recorded_makes_the_hand_off_incomplete() -> 
 
 def _second_write(trace: Trace) -> Trace:
     """Add rank 1's write, 36..38: D hears of it at 62 and reports it at 64."""
+    trace.at(32, stages.SENDER_WOKE, process=P1).at(90, stages.SENDER_SLEPT, process=P1)
     trace.at(33, stages.PREFILL_STAGED, P_LEG, 1, process=P1).at(34, stages.SENDER_PICKED, P_LEG, 1, process=P1)
     trace.at(35, stages.MATCHED, P_LEG, 1, ref=D_LEG, process=P1)
     trace.at(35.5, stages.PREPARED, P_LEG, 3, 20, 1, ref=D_LEG, process=P1)

@@ -255,6 +255,16 @@ def test_a_thread_that_was_asleep_meanwhile_was_not_busy() -> None:
     assert causes_ms(asleep)["writer.busy"] == 3
 
 
+def test_a_thread_that_was_never_seen_to_wake_is_not_said_to_sleep() -> None:
+    """What a vLLM without the thread's private members leaves of a wait of 42 ms is unattributed, and no remedy's."""
+    unseen = push().without("sender.woke", "sender.slept").shifted(33.9, 40).answer()
+    causes = causes_ms(unseen)
+
+    assert "writer.wake" not in causes
+    assert "writer.busy" not in causes
+    assert causes["unattributed"] == 42
+
+
 def _shake(trace: Trace, peer: str, start_ms: float, end_ms: float) -> Trace:
     trace.at(start_ms, stages.HANDSHAKE_STARTED, process=P, ref=peer)
     return trace.at(end_ms, stages.HANDSHAKE_ENDED, "", 0, 1, process=P, ref=peer)

@@ -176,13 +176,16 @@ def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     s = stages
     own = "ps" if side == "prefill" else "ds"
     began = f"least(greatest({since}, coalesce(nullif({own}_started, 0), {own}_sched)), {name})"
+    runs = f"least({began} + greatest(0, {own}_ahead), {name})"
+    connector = Part(s.STEP_CONNECTOR, when, began, runs)
     if side == "prefill":
-        return [Part(s.PREFILL_LAUNCH, when, since, began), Part(s.PREFILL_FORWARD, when, began, name)]
+        return [Part(s.PREFILL_LAUNCH, when, since, began), connector, Part(s.PREFILL_FORWARD, when, runs, name)]
     prompt = "has_prompt"
     return [
         Part(s.DECODE_LAUNCH, when, since, began),
-        Part(s.DECODE_PREFILL, f"{when} AND {prompt}", began, name),
-        Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", began, name),
+        connector,
+        Part(s.DECODE_PREFILL, f"{when} AND {prompt}", runs, name),
+        Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", runs, name),
     ]
 
 
