@@ -23,6 +23,8 @@ class Scene:
     rng: random.Random
     number: int
     ranks: int = 1
+    connecting: random.Random = field(default_factory=random.Random)
+    """Of its own, so that what else happens is what it was without it."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -35,7 +37,7 @@ class Scene:
 def scene(number: int, requests: int, seed: int) -> Scene:
     """Return a scene in which some points are never recorded and others get lost, doubled and displaced."""
     rng = random.Random(f"{seed}/{number}")
-    made = Scene(rng, number, ranks=rng.choice((1, 1, 1, 2)))
+    made = Scene(rng, number, rng.choice((1, 1, 1, 2)), random.Random(f"{seed}/{number}/connector"))
     made.rows = processes(made)
     gap_ms = rng.choice((15, 40, 120, 400))
     absent = {
@@ -61,6 +63,12 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
     p, d = f"cmpl-{name}-0-aaaaaaaa", f"cmpl-{name}-0-bbbbbbbb"
     for from_ms, by_ms in ((rng.uniform(0, 60), rng.expovariate(1 / 10)) for _ in range(rng.choice((0, 1, 3)))):
         trace = trace.shifted(from_ms, by_ms)
+    if made.connecting.random() < 0.2:
+        ahead_ns, took_ns = (int(made.connecting.expovariate(1 / 4) * MS) for _ in range(2))
+        trace.events = [
+            event._replace(c=ahead_ns + took_ns, d=ahead_ns) if event.stage == "step.connected" else event
+            for event in trace.events
+        ]
     happened = rng.random()
     if happened < 0.06:
         trace.at(rng.uniform(20, 60), stages.DECODE_ABORTED, d).at(rng.uniform(20, 60), stages.ROUTER_CANCELLED, name)

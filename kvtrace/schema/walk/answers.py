@@ -43,9 +43,9 @@ def segments(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
     )
     picked, staged = NUMBER[stages.SENDER_PICKED.name], NUMBER[stages.PREFILL_STAGED.name]
     answer = f"""SELECT base, reason, longs, sender, pe,
-    list_filter([CASE WHEN q_sender_picked = {staged} AND s_sender_picked < sender_picked
+    list_filter([CASE WHEN sender_seen AND q_sender_picked = {staged} AND s_sender_picked < sender_picked
         THEN {{'since': s_sender_picked, 'until': sender_picked}} END,
-      CASE WHEN q_transfer_matched IN ({picked}, {staged}) AND m_arrival < transfer_matched
+      CASE WHEN sender_seen AND q_transfer_matched IN ({picked}, {staged}) AND m_arrival < transfer_matched
         THEN {{'since': m_arrival, 'until': transfer_matched}} END], lambda x: x IS NOT NULL) AS waits,
     list_filter([{listed}], lambda x: x IS NOT NULL) AS parts
   FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""

@@ -80,7 +80,7 @@ def rows() -> list[tuple[str, str]]:
 
 def senders() -> list[tuple[str, str]]:
     """Return the CTEs up to `asleep`: (base, cause, since, until) of every wait for a sender thread."""
-    wake, busy, nothing = stages.WRITER_WAKE.name, stages.WRITER_BUSY.name, stages.UNKNOWN.name
+    wake, busy = stages.WRITER_WAKE.name, stages.WRITER_BUSY.name
     return [
         ("s0", """SELECT w.base, w.wait, w.since, w.until, w.process, w.eno, coalesce(a.place, 1) AS p0 FROM (
       SELECT base, sender AS process, pe AS eno, w.since AS since, w.until AS until, row_number() OVER () AS wait
@@ -95,8 +95,7 @@ def senders() -> list[tuple[str, str]]:
   UNION ALL SELECT base, '{wake}', coalesce(before, w_since), since FROM (SELECT s2.base, s2.since, w.since AS w_since,
       lag(s2.until) OVER (PARTITION BY s2.wait ORDER BY s2.since) AS before FROM s2 JOIN s0 AS w USING (wait))
     WHERE coalesce(before, w_since) < since
-  UNION ALL SELECT base, CASE WHEN process IN (SELECT process FROM awake) THEN '{wake}' ELSE '{nothing}' END,
-      coalesce(busy_until, since), until FROM s0
+  UNION ALL SELECT base, '{wake}', coalesce(busy_until, since), until FROM s0
     LEFT JOIN (SELECT wait, max(until) AS busy_until FROM s2 GROUP BY wait) USING (wait)
     WHERE coalesce(busy_until, since) < until"""),
     ]  # fmt: skip

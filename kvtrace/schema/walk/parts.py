@@ -82,6 +82,7 @@ def divided() -> list[tuple[str, str]]:
         "wr_run": f"CASE WHEN {on_r} AND {apart} THEN CASE WHEN {sr} < ps_over THEN least(ps_over, prefill_staged) "
         f"WHEN {sr} < ps_b1_over THEN least(ps_b1_over, prefill_staged) ELSE {sr} END END",
         "wr_u": f"CASE WHEN {on_r} AND {apart} THEN {_until(sr, 'prefill_staged', _R_NEAR)} END",
+        "sender_seen": "coalesce((sender, pe) IN (SELECT (process, eno) FROM awake), false)",
         "m_arrival": f"least(greatest(coalesce(registered, {sm}), {sm}), transfer_matched)",
         "m_at": f"CASE WHEN {on_m} THEN greatest({sm}, router_decode_sent, decode_http_received, decode_enqueued) END",
     }
@@ -167,9 +168,19 @@ def _of_split(edge: stages.Edge, when: str, since: str, name: str) -> list[Part]
     if kind == "ride":
         return _ride(edge.cause, when, since, name)
     if edge.split == "sender":
-        return [Part(edge.cause, when, since, name)]
-    rest = s.UNKNOWN if edge.split == "late" else edge.cause
-    return [Part(s.REGISTRATION_LATE, when, since, "m_arrival"), Part(rest, when, "m_arrival", name)]
+        return _of_sender(edge.cause, when, since, name)
+    late = Part(s.REGISTRATION_LATE, when, since, "m_arrival")
+    if edge.split == "late":
+        return [late, Part(s.UNKNOWN, when, "m_arrival", name)]
+    return [late, *_of_sender(edge.cause, when, "m_arrival", name)]
+
+
+def _of_sender(cause: stages.Cause, when: str, since: str, name: str) -> list[Part]:
+    """Return a wait for a sender thread, which `long` divides; of one that was never seen to wake nothing is known."""
+    return [
+        Part(cause, f"{when} AND sender_seen", since, name),
+        Part(stages.UNKNOWN, f"{when} AND NOT sender_seen", since, name),
+    ]
 
 
 def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
