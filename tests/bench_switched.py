@@ -1,14 +1,16 @@
 """What tracing costs serving, in one deployment: switched on and off while it runs, by turns from request to request.
 
-    python -m tests.bench_switched [--mode push pull] [--minutes 5] [--sides prefill decode router] [--json FILE]
+    python -m tests.bench_switched [--mode push pull] [--minutes 5] [--sides prefill decode router] [--recorded]
 
 Two deployments differ for their whole life by several percent, whichever of them is instrumented (`bench_serving`), so
 here both kinds of request are served by the same processes. The machine's speed drifts within seconds: neighbours of a
 few hundred ms share it, blocks of a dozen requests do not (on the same requests their intervals are twice as wide).
 What this leaves out is the way through hooks that are attached and switched off: some dozens of calls a request, of
-which `bench_emit` says what each costs. With `--sides` only these switch, the others trace throughout. Each pair asks
-the same prompt, in turn first with and first without; its figure is the ratio on / off, and the interval is the 95 %
-bootstrap interval of the mean log ratio over pairs.
+which `bench_emit` says what each costs. With `--sides` only these switch, the others trace all the time. `--recorded`:
+a recorder follows with live metrics, spans to a receiver and snapshots with a copy for Grafana; it is stopped while
+tracing is off, so that all of its work falls on requests with tracing on. Each pair asks the same prompt, in turn first
+with and first without; its figure is the ratio on / off, and the interval is the 95 % bootstrap interval of the mean
+log ratio over pairs.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrace.lab import stack
 from tests import spooled
 from tests.bench_serving import FIGURES, ask, describe, interval, processor_ns, summary
+from tests.otlp_receiver import over_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 SITE = Path(__file__).parent / "switch_site"
 SETTLE_S = 0.04
@@ -42,13 +48,37 @@ class Switch:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.recorder: subprocess.Popen[bytes] | None = None
+        """Stopped while tracing is off."""
         path.write_bytes(STATES["on"])
 
     def turn(self, state: str) -> None:
         """Turn tracing on or off, in place since processes have mapped the file, and wait until all have seen it."""
         with self.path.open("r+b") as file:
             file.write(STATES[state])
+        if self.recorder is not None:
+            self.recorder.send_signal(signal.SIGCONT if state == "on" else signal.SIGSTOP)
         time.sleep(SETTLE_S)
+
+
+@contextmanager
+def recording(switch: Switch, spool: Path, folder: Path) -> Iterator[None]:
+    """Let a recorder follow with everything that it can show live; end the bench where it does not do so to the end."""
+    with over_grpc() as received:
+        options = ("--metrics", "0", "--otlp", received.endpoint, "--grafana-copy", str(folder / "copy.duckdb"))
+        command = [sys.executable, "-m", "kvtrace", "record", "-o", str(folder / "run.duckdb"), "--spool", str(spool)]
+        with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as recorder:
+            switch.recorder = recorder
+            try:
+                yield
+            finally:
+                switch.turn("on")
+                recorder.send_signal(signal.SIGINT)
+                code = recorder.wait(timeout=120)
+                switch.recorder = None
+        spans = len(received.spans())
+    if code or not spans:
+        raise SystemExit(f"the recorder ended with {code} and sent {spans} spans")
 
 
 def serve(lab: stack.Lab, switch: Switch, state: str, seed: int) -> dict[str, float]:
@@ -59,7 +89,7 @@ def serve(lab: stack.Lab, switch: Switch, state: str, seed: int) -> dict[str, fl
     return summary(result, processor_ns(lab) - before_ns)
 
 
-def measure(mode: str, seconds: float, sides: Sequence[str] = SIDES) -> dict[str, object]:
+def measure(mode: str, seconds: float, sides: Sequence[str] = SIDES, *, recorded: bool = False) -> dict[str, object]:
     """Return the relative differences of one mode, on against off, with their intervals; only `sides` switch."""
     pairs: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
@@ -70,11 +100,12 @@ def measure(mode: str, seconds: float, sides: Sequence[str] = SIDES) -> dict[str
             ask(lab, WARM_UP, 900)  # first contact of the engines
             if set(sides) == set(SIDES):
                 check_switch(lab, switch, spool)
-            until_s = time.monotonic() + seconds
-            while time.monotonic() < until_s or len(pairs) < 2:
-                order = ("off", "on") if len(pairs) % 2 == 0 else ("on", "off")
-                found = {state: serve(lab, switch, state, len(pairs)) for state in order}
-                pairs.append({name: math.log(found["on"][name] / found["off"][name]) for name in FIGURES})
+            with recording(switch, spool, Path(folder)) if recorded else nullcontext():
+                until_s = time.monotonic() + seconds
+                while time.monotonic() < until_s or len(pairs) < 2:
+                    order = ("off", "on") if len(pairs) % 2 == 0 else ("on", "off")
+                    found = {state: serve(lab, switch, state, len(pairs)) for state in order}
+                    pairs.append({name: math.log(found["on"][name] / found["off"][name]) for name in FIGURES})
     return {"mode": mode, "requests_a_side": len(pairs), **{n: interval([one[n] for one in pairs]) for n in FIGURES}}
 
 
@@ -101,13 +132,14 @@ def main() -> None:
     parser.add_argument("--mode", nargs="+", choices=("push", "pull"), default=["push", "pull"])
     parser.add_argument("--minutes", type=float, default=5.0, help="time that a mode is measured")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="whose tracing is switched")
+    parser.add_argument("--recorded", action="store_true", help="record beside it, with metrics, spans and snapshots")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     figures = []
     for mode in arguments.mode:
-        figure = measure(mode, arguments.minutes * 60, arguments.sides)
+        figure = measure(mode, arguments.minutes * 60, arguments.sides, recorded=arguments.recorded)
         figures.append(figure)
-        whose = ", ".join(arguments.sides)
+        whose = ", ".join(arguments.sides) + (" and the recorder" if arguments.recorded else "")
         print(f"{mode}: tracing of {whose} on against off, {figure['requests_a_side']} requests a side")  # noqa: T201
         for name in FIGURES:
             print(f"  {name:<11}{describe(figure[name])}")  # type: ignore[arg-type]  # noqa: T201
