@@ -40,6 +40,8 @@ def main(channel: socket.socket) -> None:
     del sys.modules[MODULES[0]]  # a few lines that a child runs as its main program
     # Tests patch what is imported after this, and each child is to be as its own environment has it.
     assert not {"kvtrace", "instrumented_connectors"} & sys.modules.keys()
+    # It looks for its room once, beside the environment as it was, which in a child is another's.
+    importlib.import_module("setproctitle").getproctitle()
     gc.collect()
     gc.freeze()  # what a child never writes to it shares
     while True:
