@@ -53,14 +53,18 @@ def post(deployment: Deployment, role: str, profiles: StandIn) -> list[Sample]:
 
     def is_in() -> bool:
         found[:] = profiles.samples(before)
-        return expected <= {process_of(sample) for sample in found} and posted_s(found) > POSTS * POST_S / 3
+        whole = expected <= {process_of(sample) for sample in found} and bool(staged("forward"))
+        return whole and posted_s(found) > POSTS * POST_S / 3
+
+    def staged(name: str) -> list[Sample]:
+        return [sample for sample in found if sample.labels.get(STAGE_LABEL) == name]
 
     until(is_in, 20)
-    posting = [sample for sample in found if sample.labels.get(STAGE_LABEL) == "post"]
+    posting = staged("post")
 
     assert {process_of(sample) for sample in found} == expected
     assert {process_of(sample) for sample in posting} == {(role, "worker", engines[role])}
-    assert any(sample.labels.get(STAGE_LABEL) == "forward" for sample in found)
+    assert staged("forward")
     return posting
 
 
