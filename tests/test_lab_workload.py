@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,7 @@ def serving(server: Server) -> Iterator[str]:
     thread.start()
     try:
         while not runner.started:
-            pass
+            time.sleep(0.005)
         yield f"http://127.0.0.1:{runner.servers[0].sockets[0].getsockname()[1]}"
     finally:
         runner.should_exit = True
@@ -85,7 +86,7 @@ def test_first_token_is_the_first_content_and_gaps_are_between_contents() -> Non
     assert record.status == 200
     assert record.error == ""
     assert record.ttft_ns is not None
-    assert record.ttft_ns >= 100_000_000
+    assert record.ttft_ns >= 100_000_000 - TEN_MS_NS
     assert len(record.itl_ns) == 2
     assert all(gap >= 50_000_000 - TEN_MS_NS for gap in record.itl_ns)
     assert record.start_ns + record.ttft_ns + sum(record.itl_ns) <= record.end_ns

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 from tests.middleware_doubles import CHUNKS, DECODE, PREFILL, ListTracer, completion, post, serving
 
+TIMER_EARLY_NS = 2_000_000
+"""An event loop counts a pause in whole milliseconds from when its turn began, so a pause may be that much shorter."""
+
 
 @pytest.fixture
 def tracer(monkeypatch: pytest.MonkeyPatch) -> ListTracer:
@@ -40,8 +43,8 @@ def test_streamed_decode_leg_stamps_the_first_content_and_counts_it(tracer: List
     received, first, done = tracer.events
     assert {event.request for event in tracer.events} == {"r-1"}
     assert before_ns < received.t_ns
-    assert first.t_ns - received.t_ns >= 50_000_000, "the empty chunk before it is no first token"
-    assert done.t_ns - first.t_ns >= 100_000_000
+    assert first.t_ns - received.t_ns >= 50_000_000 - TIMER_EARLY_NS, "the empty chunk before it is no first token"
+    assert done.t_ns - first.t_ns >= 100_000_000 - 2 * TIMER_EARLY_NS
     assert (done.a, done.b) == (200, 2)
 
 
@@ -104,7 +107,7 @@ def test_request_without_an_id_is_known_by_the_id_in_its_reply(tracer: ListTrace
         tracer.wait_for("decode.http_done")
     received, first, _ = tracer.events
     assert {event.request for event in tracer.events} == {"own-7"}
-    assert first.t_ns - received.t_ns >= 50_000_000, "the arrival keeps its own time"
+    assert first.t_ns - received.t_ns >= 50_000_000 - TIMER_EARLY_NS, "the arrival keeps its own time"
 
 
 def test_failures_of_the_application_stay_its_own(tracer: ListTracer) -> None:
