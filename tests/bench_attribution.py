@@ -31,7 +31,10 @@ WANTED_PER_S, WANTED_RATIO, WANTED_EXPLAIN_S, WANTED_MIB = 300_000, 2.5, 1.0, 40
 def pivot(store: Store) -> str:
     """Return the SELECT of a row an id with the first time of every point that the store's requests have."""
     named = store.rows("SELECT DISTINCT stage::VARCHAR AS stage FROM event WHERE request <> '' ORDER BY stage")
-    times = ", ".join(f"min(t_ns) FILTER (stage = {text(row['stage'])}) AS {quoted(row['stage'])}" for row in named)
+    # CASE, since FILTER on as many aggregates takes half as long again.
+    times = ", ".join(
+        f"min(CASE WHEN stage = {text(row['stage'])} THEN t_ns END) AS {quoted(row['stage'])}" for row in named
+    )
     return f"SELECT request, {times} FROM event WHERE request <> '' GROUP BY request"
 
 
