@@ -190,12 +190,13 @@ class Recorder:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)
-            if self._analysis is not None:
-                self._conclusions.finish(store)
             self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
             self._write_own(store, "complete")
+            if self._analysis is not None:
+                self._conclusions.finish(store)  # nobody is under way any more, as the facts now say
+                self._write_own(store, "complete")
             for copy in self._copies:
                 self._put_copy(store, copy, at_any_cost=True)
             store.finish(self.output)
