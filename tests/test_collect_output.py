@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvtrace import cli, emit, stages
+from kvtrace.cli.recording import LATER_NS
 from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
@@ -123,6 +124,26 @@ for t_ns, number in ((100, 1), (200, 2), (300, 3)):
     assert {name: numbers(output, name) for name in code} == {
         "step.started": [2, 3], "sender.slept": [1, 2, 3], "tracing.disabled": [1, 2, 3],
     }  # fmt: skip
+
+
+def test_a_pass_under_way_keeps_what_happens_once_recording_begins(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load begins as soon as the time is set, perhaps while the recorder looks for files."""
+    recorder = Recorder(output, [spool], {}, analysis=None)
+    recorder.from_monotonic_ns = LATER_NS
+    with recorder:
+        scan = recorder._folders.scan
+
+        def meanwhile() -> None:
+            if recorder.from_monotonic_ns == LATER_NS:
+                recorder.from_monotonic_ns = time.monotonic_ns()
+                write(spool, 0, 3)
+            scan()
+
+        monkeypatch.setattr(recorder._folders, "scan", meanwhile)
+
+    assert numbers(output) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("t_ns", [2**62 + 2**61, 2**63 - 1])

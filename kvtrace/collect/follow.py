@@ -64,14 +64,19 @@ class _Look:
 
 
 class Folders:
-    """The spool files of several folders. Files and folders may appear, grow and vanish at any time."""
+    """The spool files of several folders. Files and folders may appear, grow and vanish at any time.
 
-    def __init__(self, folders: Iterable[Path], ledger: Ledger, notice: Notice) -> None:
+    What happened before `from_monotonic_ns` of this moment, by this host's clock, is left out, but for where processes
+    and threads stand.
+    """
+
+    def __init__(
+        self, folders: Iterable[Path], ledger: Ledger, notice: Notice, from_monotonic_ns: Callable[[], int]
+    ) -> None:
         self.folders = list(dict.fromkeys(Path(folder) for folder in folders))
         self._ledger = ledger
         self._notice = notice
-        self.from_monotonic_ns = 0
-        """Left out is what happened before, but for where processes and threads stand; of this host only."""
+        self._from_monotonic_ns = from_monotonic_ns
         self._followed: dict[FileKey, _Followed] = {}
         self._key_at: dict[Path, FileKey] = {}
         self._refused: dict[Path, _Look] = {}
@@ -213,6 +218,8 @@ class Folders:
             if finished:
                 self._drop(key)
             return
+        # Asked once the records are here: one that came after the time was set finds it set.
+        from_monotonic_ns = self._from_monotonic_ns()
         unknown = timeless = 0
         for start in range(0, count, RECORDS_PER_CHUNK):
             found = convert.to_events(
@@ -220,7 +227,7 @@ class Folders:
                 batch.strings,
                 process.process,
                 process.offset_ns,
-                self.from_monotonic_ns,
+                from_monotonic_ns,
             )
             unknown += found.unknown
             timeless += found.timeless

@@ -123,7 +123,7 @@ class Recorder:
         self._store = self._open_working(working)
         self._ledger = Ledger.load(self._store)
         self._load_run(self._store)
-        self._folders = Folders(self.spools, self._ledger, self._notice)
+        self._folders = Folders(self.spools, self._ledger, self._notice, lambda: self.from_monotonic_ns)
         if not self.resumed:
             self._publish(self._store)
 
@@ -208,7 +208,6 @@ class Recorder:
 
     def _pass(self, store: Store) -> int:
         """Commit what all files have to give now; return how many events that was."""
-        self._folders.from_monotonic_ns = self.from_monotonic_ns
         self._folders.scan()
         try:
             return self._commit_all(store)
