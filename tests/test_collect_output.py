@@ -146,6 +146,29 @@ def test_a_pass_under_way_keeps_what_happens_once_recording_begins(
     assert numbers(output) == [0, 1, 2]
 
 
+def test_a_file_of_which_nothing_more_is_kept_is_read_to_its_end(spool: Path, output: Path) -> None:
+    """The engines of a lab that does not come up are killed: it leaves no spool behind."""
+    go = output.with_name("go")
+    script = f"""
+import os, pathlib, time
+while not pathlib.Path({str(go)!r}).exists():
+    time.sleep(0.01)
+tracer.emit({STEP}, "r0", 1)
+os._exit(0)
+"""
+    recorder = Recorder(output, [spool], {}, analysis=None)
+    recorder.from_monotonic_ns = LATER_NS
+    with spooled.start(script, spool) as killed, recorder:
+        store = recorder._store
+        assert store is not None
+        until(lambda: not recorder._pass(store) and recorder.stats.events > 0)
+        go.touch()
+        assert killed.wait(60) == 0
+
+    assert numbers(output) == []
+    assert list(spool.glob("*.kvt")) == []
+
+
 @pytest.mark.parametrize("t_ns", [2**62 + 2**61, 2**63 - 1])
 def test_a_time_that_no_clock_shows_costs_its_record_alone(spool: Path, output: Path, t_ns: int) -> None:
     """After the year 2200: one such record kept every later one from being analysed, or came round to a time."""

@@ -39,6 +39,8 @@ class Chunk:
     dropped: dict[int, int]
     oldest_ns: int = 0
     newest_ns: int = 0
+    records: int = 0
+    """How many the file gave, those left out included."""
 
     @property
     def rows(self) -> int:
@@ -222,19 +224,13 @@ class Folders:
         from_monotonic_ns = self._from_monotonic_ns()
         unknown = timeless = 0
         for start in range(0, count, RECORDS_PER_CHUNK):
-            found = convert.to_events(
-                batch.records[start : start + RECORDS_PER_CHUNK],
-                batch.strings,
-                process.process,
-                process.offset_ns,
-                from_monotonic_ns,
-            )
+            part = batch.records[start : start + RECORDS_PER_CHUNK]
+            found = convert.to_events(part, batch.strings, process.process, process.offset_ns, from_monotonic_ns)
             unknown += found.unknown
             timeless += found.timeless
             moved_to = position if start + RECORDS_PER_CHUNK >= count else None
-            yield Chunk(
-                key, process, moved_to, found.events, batch.facts, batch.dropped, found.oldest_ns, found.newest_ns
-            )
+            times_ns = found.oldest_ns, found.newest_ns
+            yield Chunk(key, process, moved_to, found.events, batch.facts, batch.dropped, *times_ns, len(part))
         if unknown:
             message = f"holds stages that this kvtrace does not know, {unknown} or more records; upgrade kvtrace"
             self._notice(str(followed.path), message)

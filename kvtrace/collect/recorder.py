@@ -159,10 +159,10 @@ class Recorder:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            events = self._guarded(self._pass)
+            records = self._guarded(self._pass)
             if self._pace.is_due:
                 self._guarded(self._analyze_and_publish)
-            if not events:
+            if not records:
                 self._stopping.wait(POLL_INTERVAL_S)
 
     def _guarded(self, part: Callable[[Store], int]) -> int:
@@ -207,7 +207,7 @@ class Recorder:
             store.close()
 
     def _pass(self, store: Store) -> int:
-        """Commit what all files have to give now; return how many events that was."""
+        """Commit what all files have to give now; return how many records that was, those left out included."""
         self._folders.scan()
         try:
             return self._commit_all(store)
@@ -244,16 +244,15 @@ class Recorder:
                 store.remember({OWED: str(oldest_ns)})
         self._ledger.committed(positions)
         self._is_unpublished = True
-        count: int = sum(table.num_rows for table in tables)
         if oldest_ns is not None:
             self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
-        self.stats.events += count
+        self.stats.events += sum(chunk.rows for chunk in chunks)
         self.stats.lost = self._ledger.lost_records()
         self.stats.processes = len(self._ledger.processes)
         if events is not None:
             self._audience.took(store, events)
-        return count
+        return sum(chunk.records for chunk in chunks)
 
     # Publishing ---------------------------------------------------------------------------------------
 
