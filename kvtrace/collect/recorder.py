@@ -8,7 +8,6 @@ from the working file, and if even that is torn, from the last snapshot and the 
 from __future__ import annotations
 
 import platform
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kvtrace import analyze
+from kvtrace.collect import working
 from kvtrace.collect.conclusions import Conclusions
 from kvtrace.collect.follow import Chunk, Folders, grouped
 from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
@@ -25,7 +25,7 @@ from kvtrace.collect.observing import Audience
 from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
-from kvtrace.errors import DamageError, KvtraceError, StoreError
+from kvtrace.errors import KvtraceError, StoreError
 from kvtrace.store import Store, copies, discard, working_path
 
 if TYPE_CHECKING:
@@ -116,28 +116,15 @@ class Recorder:
             raise StoreError(f"{self.output.parent} is not a folder; make it, or name another output")
         if self._force:
             discard(self.output)
-        working = working_path(self.output)
-        if not working.exists() and self.output.exists():
+        self.resumed = working_path(self.output).exists()
+        if not self.resumed and self.output.exists():
             raise StoreError(f"{self.output} exists and is not overwritten; use --force or name another output")
-        self.resumed = working.exists()
-        self._store = self._open_working(working)
+        self._store = working.opened(self.output, self._notice)
         self._ledger = Ledger.load(self._store)
         self._load_run(self._store)
         self._folders = Folders(self.spools, self._ledger, self._notice, lambda: self.from_monotonic_ns)
         if not self.resumed:
             self._publish(self._store)
-
-    def _open_working(self, working: Path) -> Store:
-        try:
-            return Store.open(working, "write")
-        except DamageError as error:
-            broken = working.with_name(working.name + ".broken")
-            working.replace(broken)
-            working.with_name(working.name + ".wal").unlink(missing_ok=True)
-            if self.output.exists():
-                shutil.copyfile(self.output, working)
-            self._notice(str(broken), f"{error}; rebuilt from the last snapshot and the spool, which lack nothing")
-            return Store.open(working, "write")
 
     def _load_run(self, store: Store) -> None:
         """Note the run's facts; when resuming, go on with the folders that the interrupted recording followed."""
