@@ -14,7 +14,7 @@ from kvtrace.lab import metrics
 from kvtrace.report import selection
 from kvtrace.report import totals as report
 from kvtrace.store import Store
-from kvtrace.totals import METRICS, UNEXPLAINED, Recorded, Total, compare
+from kvtrace.totals import METRICS, SILENT, UNEXPLAINED, Recorded, Total, compare
 from tests.test_analyze import fill
 from tests.trace import MS, START_NS, D, pull, push
 
@@ -87,6 +87,18 @@ def test_what_a_release_does_not_tell_is_no_zero() -> None:
     (first, *_) = compare({"d": {}}, {"d": OURS})
 
     assert (first.vllm, first.kvtrace, first.why) == (None, 3, "this vLLM has no such metric")
+
+
+def test_an_engine_that_did_not_answer_is_named_and_agrees_in_nothing() -> None:
+    """Neither is one compared whose totals before the load nobody knows."""
+    before, after = {"p": {"transfers": 1.0}}, {"p": {"transfers": 4.0}, "d": {"transfers": 4.0}}
+    said = metrics.since(before, after)
+    assert said == {"p": {"transfers": 3.0}}
+
+    found = [one for one in compare({"p": THEIRS}, {"p": OURS, "d": OURS}) if not one.agrees]
+    assert {(one.engine, one.vllm, one.why) for one in found} == {("d", None, SILENT)}
+    assert len(found) == len(METRICS)
+    assert report.sentence(found).endswith("agree in 0 of 8 totals, and each other one is explained")
 
 
 SAID = """

@@ -230,7 +230,7 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
 
 
 def _say_totals(output: Path) -> None:
-    """Say whether vLLM's own totals are those of the finished store."""
+    """Say whether vLLM's own totals are those of the finished store, or that nobody told them."""
     from kvtrace.report import selection, totals
     from kvtrace.store import Store
 
@@ -238,6 +238,8 @@ def _say_totals(output: Path) -> None:
         found = totals.totals(store, selection.run_facts(store))
     if found:
         say(f"{totals.sentence(found)}; see `{command_line('explain', output, '--reconcile')}`")
+    else:
+        say("no engine's /metrics answered before and after the load, so vLLM's own totals are compared with nothing")
 
 
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
