@@ -22,6 +22,8 @@ VERDICTS: Mapping[str, str] = {
     CORRUPT: "D went on from other KV than P had computed, by the checksums of both",
 }
 """What became of a hand-off, each with the sentence that says so."""
+ALARMING = (FAILED, EXPIRED, CORRUPT)
+"""What must not become of one; that its client leaves, or that records are missing, is another matter."""
 
 ENDS_EARLY = (
     stages.ROUTER_CANCELLED,

@@ -15,7 +15,7 @@ from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
-from kvtrace.verdict import CORRUPT, EXPIRED, FAILED
+from kvtrace.verdict import ALARMING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,8 +35,6 @@ _KEEP_NS = 600_000_000_000
 _REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
-# Shown as 0 with the first request of a pair, so that the first one of them is seen to come.
-_ALARMING = (FAILED, EXPIRED, CORRUPT)
 _REGISTERED = ("in_time", "late")
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
@@ -168,7 +166,8 @@ class MetricsObserver:
             self._begin(mode, pair)
 
     def _begin(self, mode: str, pair: tuple[str, str]) -> None:
-        for verdict in _ALARMING:
+        """Show 0 from the first request of a pair on, so that the first one that ends badly is seen to come."""
+        for verdict in ALARMING:
             self.values.begin(names.REQUESTS, mode, verdict, *pair)
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:
