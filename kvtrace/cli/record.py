@@ -55,7 +55,7 @@ class Engines:
 
 
 def command(
-    command_line: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMAND", show_default=False, help="Run and record this command and its children."),
     ] = None,
@@ -99,7 +99,7 @@ def command(
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
     engines = Engines(lab or "", prefill, decode, verify_kv)
-    argv = tuple(command_line or ())
+    argv = tuple(words or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
     target = output or _default_output(lab or ("spool" if spool else Path(argv[0]).name))
     if argv and (code := _check_command(argv)):
