@@ -23,6 +23,7 @@ from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
+from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
@@ -132,7 +133,7 @@ def _check_usage(
     if sum(sources) != 1:
         found = "none" if not any(sources) else "more than one"
         raise UsageError(f"record needs exactly one of --lab push|pull, --spool DIR, -- COMMAND; found {found}")
-    if lab is not None and lab not in {"push", "pull"}:
+    if lab is not None and lab not in {PUSH, PULL}:
         raise UsageError(f"--lab is push or pull, not {lab!r}")
     strays = [*workload.given(), *(name for name in ("prefill", "decode") if getattr(engines, name) is not None)]
     if strays and lab is None:

@@ -9,7 +9,7 @@ from kvtrace.exporters import names
 from kvtrace.exporters.names import own
 from kvtrace.exporters.source import seen_ns
 from kvtrace.exporters.spans import Kind, Link, Span, Value, origin, span_id
-from kvtrace.legs import PUSH
+from kvtrace.modes import PUSH
 from kvtrace.verdict import ABORTED, CORRUPT, EXPIRED, FAILED
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from kvtrace.findings.terms import (
     of,
     part,
 )
+from kvtrace.modes import PUSH
 from kvtrace.splits import SENT_LATE
 from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
@@ -55,7 +56,7 @@ def registration_late(group: Group) -> Iterator[Finding]:
 def router_waits(group: Group) -> Iterator[Finding]:
     """Report what one leg after the other costs: before D hears of a request, or before its answer goes on."""
     # By push both legs are under way at once, so P's reply is on the path only where the answer waits for it.
-    is_push = group.mode == "push"
+    is_push = group.mode == PUSH
     seen = group.legs.get("held" if is_push else "between")
     if seen is None or seen.requests < LEAST_REQUESTS or seen.total_ns < SHARE * group.ttft_ns:
         return

@@ -15,6 +15,7 @@ from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
+from kvtrace.modes import PUSH
 from kvtrace.verdict import ALARMING
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class MetricsObserver:
         self._begin(mode, pair)
         self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
-        if late_ns is not None and mode == "push":
+        if late_ns is not None and mode == PUSH:
             for outcome in _REGISTERED:
                 self.values.begin(names.REGISTRATIONS, outcome, *pair)
             self.values.add(names.REGISTRATIONS, 1, "late" if late_ns > 0 else "in_time", *pair)
