@@ -246,8 +246,8 @@ RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stra
 def findings(facts: Facts) -> list[Finding]:
     """Return what the run's numbers say, most time at stake first.
 
-    Where less was served than offered, every wait is a queue's: no other finding about waiting is then given, and none
-    names a class or a remedy.
+    Where less was served than offered, every wait is a queue's: no finding about what a group waited for is then given,
+    and none names a class or a remedy.
     """
     found = [one for check in RUN_CHECKS for one in check(facts)]
     checks = (bad_ends, corruption, unexplained) if facts.saturated else GROUP_CHECKS
