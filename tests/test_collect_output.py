@@ -77,7 +77,7 @@ def test_a_copy_that_cannot_be_put_in_place_costs_the_recording_nothing(spool: P
 
     assert numbers(output) == list(range(10))
     assert recorder.stats.removed_files
-    assert any("copy.duckdb" in message for message in recorder.stats.skipped)
+    assert any("copy.duckdb" in message for message in recorder.stats.messages)
 
 
 def test_a_copy_is_told_from_every_other_store(spool: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ for number, t_ns in enumerate((0, {t_ns}, 0)):
     recorder = record_once(output, spool)
 
     assert numbers(output) == [0, 2]
-    (said,) = recorder.stats.skipped
+    (said,) = recorder.stats.messages
     assert "holds 1 or more records of times that no clock shows" in said
     with Store.open(output) as store:
         ((first_ns, last_ns),) = store.select("SELECT first_ns, last_ns FROM process").values
@@ -210,7 +210,7 @@ def test_a_failing_analysis_costs_no_events(spool: Path, output: Path) -> None:
     recorder = record_once(output, spool, analysis=broken)
 
     assert numbers(output) == list(range(10))
-    assert [line for line in recorder.stats.skipped if "ZeroDivisionError: the answer" in line]
+    assert [line for line in recorder.stats.messages if "ZeroDivisionError: the answer" in line]
 
 
 def test_a_failed_publication_is_tried_again(spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_findings_are_written_while_recording_and_at_the_end(tmp_path: Path) -> 
         meanwhile = found(output)
 
     assert found(output) == meanwhile
-    assert not recorder.stats.skipped
+    assert not recorder.stats.messages
 
 
 def test_at_the_end_of_a_recording_nobody_is_under_way(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_findings_that_fail_cost_no_answers(tmp_path: Path, monkeypatch: pytest.
     with Store.open(tmp_path / "run.duckdb") as store:
         assert store.select("SELECT count(*) FROM request").values == [(2 * REQUESTS,)]
     assert found(tmp_path / "run.duckdb") == []
-    (said,) = recorder.stats.skipped
+    (said,) = recorder.stats.messages
     assert said == (
         "findings: failed at the end, so the store may hold older ones or none: ZeroDivisionError: the sentence"
     )

@@ -104,6 +104,11 @@ class Folders:
             if followed is not None:
                 yield from self._chunks_of(key, followed)
 
+    @property
+    def refused_files(self) -> int:
+        """How many files cannot be read, or hold what another one does."""
+        return len(self._refused)
+
     def forget_uncommitted(self) -> None:
         """Go back to the committed positions: what was read since then will be read again."""
         for key in list(self._followed):

@@ -197,10 +197,12 @@ class Recorder:
         """Commit what all files have to give now; return how many records that was, those left out included."""
         self._folders.scan()
         try:
-            return self._commit_all(store)
+            records = self._commit_all(store)
         except BaseException:
             self._folders.forget_uncommitted()
             raise
+        self.stats.skipped_files = self._folders.refused_files
+        return records
 
     def _commit_all(self, store: Store) -> int:
         groups = grouped(self._folders.chunks())
@@ -330,5 +332,5 @@ class Recorder:
         if (subject, message) in self._said:
             return
         self._said.add((subject, message))
-        self.stats.skipped.append(message if subject in message else f"{subject}: {message}")
+        self.stats.messages.append(message if subject in message else f"{subject}: {message}")
         self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})

@@ -174,7 +174,7 @@ class MetricsObserver:
     def _state_recorder(self, store: Store, stats: Stats) -> None:
         self._stats = stats
         self.values.put(names.LAG, stats.lag_s)
-        self.values.put(names.SKIPPED, len(stats.skipped))
+        self.values.put(names.SKIPPED, stats.skipped_files)
         if stats.published:
             self.values.put(names.PUBLISHED, stats.published_ns / 1e9)
             self.values.put(names.PUBLISHING, stats.publishing_s)
