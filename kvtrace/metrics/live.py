@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from kvtrace import stages
-from kvtrace.collect.observing import TOLD_NS
+from kvtrace.collect.observing import KEEP_NS, TOLD_NS
 from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
@@ -32,7 +32,6 @@ Name = tuple[str, int]
 LOOPBACK = "127.0.0.1"
 STATES = ("recording", "failing", "complete")
 _ARRIVED_NS = 1_000_000_000
-_KEEP_NS = 600_000_000_000
 _REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
@@ -146,7 +145,7 @@ class MetricsObserver:
         that it ended, since its engine was killed, has been for long enough.
         """
         now_ns = self._now_ns()
-        since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - _KEEP_NS)
+        since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - KEEP_NS)
         rows = store.rows(_ARRIVED_SQL, {"since": since_ns, "until": now_ns - _ARRIVED_NS})
         there = {(row["request_id"], row["start_ns"]) for row in rows}
         for name in list(self._in_flight):
@@ -196,7 +195,7 @@ class MetricsObserver:
 
     def finish(self) -> None:
         """Work off what was held back."""
-        self._engines.advance(self._now_ns() + _KEEP_NS)
+        self._engines.advance(self._now_ns() + KEEP_NS)
         self._state("complete")
 
 
