@@ -23,6 +23,8 @@ VERDICTS: Mapping[str, str] = {
     CORRUPT: "D went on from other KV than P had computed, by the checksums of both",
 }
 """What became of a hand-off, each with the sentence that says so."""
+UNDER_WAY = "under way"
+"""What is said in the place of a verdict while a request may still get its first token."""
 ALARMING = (FAILED, EXPIRED, CORRUPT)
 """What must not become of one; that its client leaves, or that records are missing, is another matter."""
 
