@@ -15,18 +15,19 @@ versions.require()
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import connector as stock  # noqa: E402 - refused before loaded
 
 from instrumented_connectors.traced import Traced  # noqa: E402
+from kvtrace.modes import PULL, PUSH  # noqa: E402
 
 
 class NixlPullConnector(Traced, stock.NixlPullConnector):  # type: ignore[misc]
     """vLLM's pull connector: D reads the KV from P."""
 
-    kvtrace_mode: ClassVar[str] = "pull"
+    kvtrace_mode: ClassVar[str] = PULL
 
 
 class NixlPushConnector(Traced, stock.NixlPushConnector):  # type: ignore[misc]
     """vLLM's push connector: P writes the KV to D."""
 
-    kvtrace_mode: ClassVar[str] = "push"
+    kvtrace_mode: ClassVar[str] = PUSH
 
 
 NixlConnector = NixlPullConnector

@@ -22,6 +22,7 @@ from instrumented_connectors.sender import SenderSide
 from instrumented_connectors.watch import watch
 from instrumented_connectors.worker_side import WorkerSide
 from kvtrace import emit
+from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
     from instrumented_connectors.watch import Tracer
@@ -88,7 +89,7 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     if absent := privates.missing(worker, mode):
         tracer.fact("missing", ",".join(absent))
     PeerSide(tracer, rank).attach(worker)
-    if mode == "push":
+    if mode == PUSH:
         SenderSide(tracer, agent, rank).attach(worker)
     elif privates.find(worker, privates.READ_BLOCKS) is not None:
         watch(
@@ -99,10 +100,10 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
             after=lambda *_args, **_kwargs: agent.enter("", ""),
         )
     worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
-    WorkerSide(tracer, holdings, rank, pulls=mode == "pull", device_clock=clock).attach(connector)
+    WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock).attach(connector)
     if sampling.rate:
         tracer.fact("verify_kv", str(sampling.rate))
-        BlockChecks(tracer, sampling, rank, pulls=mode == "pull").attach(connector, worker, agent)
+        BlockChecks(tracer, sampling, rank, pulls=mode == PULL).attach(connector, worker, agent)
 
 
 def _state(kind: str, connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:

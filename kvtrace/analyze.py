@@ -9,13 +9,13 @@ from typing import Any
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
 from kvtrace.legs import TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Event, Process, Request
+from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.store import Store
 
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
 WHOLE_ANALYSIS_EVENTS = 200_000
 """Stores up to this size are worked out whole once more when their events are complete; larger ones in part."""
-# A request older than this is not worked out again, and a step that began this long before a request may matter to it.
-_LOOK_BACK_NS = 600_000_000_000
+# A step that began this long before a request may matter to it.
 _MARGIN_NS = 10_000_000_000
 # What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
 _BESIDE_NS = 60_000_000_000
@@ -37,7 +37,7 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
         events, beside = _load_recent(store, since_ns)
     requests = assemble.assemble(events, processes)
     around = _surroundings(events, beside, requests, processes)
-    from_ns = None if since_ns is None else since_ns - _LOOK_BACK_NS
+    from_ns = None if since_ns is None else since_ns - LOOK_BACK_NS
     if from_ns is not None:
         requests = _begun_since(store, requests, from_ns)
     found = [attribution.attribute(request, around) for request in requests]
@@ -85,7 +85,7 @@ def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]
     """Return every event of the requests that have one since then, and what their engines did meanwhile."""
     fresh = store.rows("SELECT DISTINCT request FROM event WHERE t_ns >= $since AND request <> ''", {"since": since_ns})
     bases = {base for row in fresh for base in base_ids(row["request"])}
-    return _load_of(store, bases, since_ns - _LOOK_BACK_NS, NEVER_NS)
+    return _load_of(store, bases, since_ns - LOOK_BACK_NS, NEVER_NS)
 
 
 def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[list[Event], list[Event]]:

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from kvtrace import attempts, legs, stages
-from kvtrace.legs import FRONT, PUSH, Leg
+from kvtrace.legs import FRONT, Leg
 from kvtrace.model import Event, Process, Request, Transfer
+from kvtrace.modes import LOCAL, PULL, PUSH, UNKNOWN
 
 Pair = tuple[Leg | None, Leg | None, str]
 """P's leg and D's, either of them None, and the method that joined them."""
@@ -199,25 +200,25 @@ def _engine(leg: Leg | None, processes: Mapping[int, Process]) -> str:
     return process.engine if process is not None else ""
 
 
-_PUSH = (stages.MATCHED, stages.REGISTRATION_SENT, stages.REGISTRATION_QUEUED, stages.SENDER_PICKED)
+_SIGNS_OF_PUSH = (stages.MATCHED, stages.REGISTRATION_SENT, stages.REGISTRATION_QUEUED, stages.SENDER_PICKED)
 
 
 def _mode(request: Request, router: list[Event], prefill: Leg | None, decode: Leg | None) -> str:
     seen = request.events
-    if any(stage.name in seen for stage in _PUSH):
+    if any(stage.name in seen for stage in _SIGNS_OF_PUSH):
         return PUSH
     if stages.LOAD_STARTED.name in seen:
-        return "pull"
+        return PULL
     begun = seen.get(stages.TRANSFER_BEGUN.name)
     if begun and begun[0].ref:
         return begun[0].ref
     decided = [event.ref for event in router if event.stage == stages.ROUTER_DECIDED.name]
-    if decided and decided[0] in (PUSH, "pull", "local"):
+    if decided and decided[0] in (PUSH, PULL, LOCAL):
         return decided[0]
     if decode is not None and prefill is None:
         enqueued = seen.get(stages.DECODE_ENQUEUED.name)
-        return "local" if enqueued and not enqueued[0].c else "unknown"
-    return "unknown"
+        return LOCAL if enqueued and not enqueued[0].c else UNKNOWN
+    return UNKNOWN
 
 
 def _attach_loose(requests: list[Request], loose: list[Event]) -> None:

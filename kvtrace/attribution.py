@@ -9,6 +9,7 @@ from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
 from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, Process, Request, Segment
+from kvtrace.modes import PULL, PUSH
 from kvtrace.verdict import ENDS_EARLY
 
 # A transfer lies between the last of these points and the first of those.
@@ -160,7 +161,7 @@ def _hidden(request: Request, graph: Graph, end: str | None, segments: tuple[Seg
             yield Hidden(stages.REGISTRATION.name, begun.t_ns, until_ns - begun.t_ns, slack_ns)
     finished, returned = points.get(stages.PREFILL_FINISHED.name), points.get(stages.ROUTER_PREFILL_RETURNED.name)
     if (
-        request.mode == "push"
+        request.mode == PUSH
         and finished is not None
         and returned is not None
         and first_token is not None
@@ -174,7 +175,7 @@ def _hidden(request: Request, graph: Graph, end: str | None, segments: tuple[Seg
         )
     transfer = graph.transfer
     if (
-        request.mode == "push"
+        request.mode == PUSH
         and transfer is not None
         and transfer.done_ns
         and transfer.post_ended_ns
@@ -202,7 +203,7 @@ def _hidden_handshakes(
     """Yield first contacts of the pair that took place while the request was under way and did not keep it waiting."""
     prepared = graph.points.get(stages.PREPARED.name)
     driver, peer = request.prefill_engine, request.decode_engine
-    if request.mode == "pull":
+    if request.mode == PULL:
         driver, peer = peer, driver
     timeline = around.timelines.get(driver)
     if prepared is None or timeline is None or not segments:

@@ -12,6 +12,7 @@ from kvtrace import align, ranks, stages
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.legs import TRANSFER_STAGES
 from kvtrace.model import Event, Point, Process, Request, Step, Straggler, Transfer
+from kvtrace.modes import PULL, PUSH
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ def build(request: Request, around: Surroundings) -> Graph:
         _place_transfer(points, transfer, arrived_ns)
         _narrow(points, request, transfer)
         # In push D waits for the notification, in pull for its own poll; the other sign only frees P's blocks.
-        other = stages.TRANSFER_DONE if request.mode == "push" and stages.NOTIFIED.name in points else stages.NOTIFIED
+        other = stages.TRANSFER_DONE if request.mode == PUSH and stages.NOTIFIED.name in points else stages.NOTIFIED
         points.pop(other.name, None)
     elif any(one.post_started_ns and not one.failed for one in request.transfers):
         # What other ranks moved is not what the last one waited for.
-        for name in (*TRANSFER_STAGES, *((stages.NOTIFIED.name,) if request.mode == "pull" else ())):
+        for name in (*TRANSFER_STAGES, *((stages.NOTIFIED.name,) if request.mode == PULL else ())):
             points.pop(name, None)
     arrival_ns = _registration_arrival_ns(request, points, around)
     last_rank = _last_rank(request, transfer, reported)
@@ -140,11 +141,11 @@ def _latest(events: list[Event], limit: Point | None) -> Event:
 def _narrow(points: dict[str, Point], request: Request, transfer: Transfer) -> None:
     """Let the stages that each rank passes by itself be those of the rank that the request waited for."""
     prepared = points.get(stages.PREPARED.name)
-    for stage in _OF_THE_DRIVER[request.mode == "push"]:
+    for stage in _OF_THE_DRIVER[request.mode == PUSH]:
         own = [event for event in request.events.get(stage.name, ()) if event.process == transfer.process]
         if own:
             points[stage.name] = _at(_latest(own, prepared))
-    if request.mode == "push" and transfer.remote_process:
+    if request.mode == PUSH and transfer.remote_process:
         for stage in (stages.REGISTRATION_QUEUED, stages.REGISTRATION_SENT):
             own = [event for event in request.events.get(stage.name, ()) if event.process == transfer.remote_process]
             if own:
@@ -214,7 +215,7 @@ def _last_transfer(request: Request, reported: Event | None) -> Transfer | None:
     """
     posted = [transfer for transfer in request.transfers if transfer.post_started_ns and not transfer.failed]
     if reported is not None:
-        is_push = request.mode == "push"
+        is_push = request.mode == PUSH
         whose = (0, reported.process) if is_push else (reported.process,)
         posted = [one for one in posted if (one.remote_process if is_push else one.process) in whose]
     return max(posted, key=lambda one: (align.completion_ns(one), one.post_ended_ns), default=None)

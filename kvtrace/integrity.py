@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 
 from kvtrace import stages
 from kvtrace.model import Event, Integrity, Process, Request
+from kvtrace.modes import PUSH
 
 STAGES = frozenset((stages.PREFILL_CHECKED.name, stages.DECODE_CHECKED.name, stages.UNCHECKED.name))
 """The stages of checking, which come at any time and are no steps of the hand-off."""
 
 _Block = tuple[int, int]
 _Sums = dict[_Block, set[tuple[int, int]]]
-_PUSH = "push"
 
 
 def integrity(request: Request, processes: Mapping[int, Process]) -> Integrity | None:
@@ -32,7 +32,7 @@ def integrity(request: Request, processes: Mapping[int, Process]) -> Integrity |
     arrived = _sums(seen.get(stages.DECODE_CHECKED.name, ()))
     missed = seen.get(stages.UNCHECKED.name, ())
     handed_over = len(arrived) + _count(missed, processes, request.decode_engine)
-    if request.mode == _PUSH:
+    if request.mode == PUSH:
         handed_over = max(handed_over, len(computed) + _count(missed, processes, request.prefill_engine))
     why = [event.ref for event in missed if event.ref]
     widths = [_width(processes, engine) for engine in (request.prefill_engine, request.decode_engine)]
@@ -49,7 +49,7 @@ def integrity(request: Request, processes: Mapping[int, Process]) -> Integrity |
 
 def told(found: Integrity, mode: str) -> str:
     """Return the clause that names the blocks that differ."""
-    side = "D" if mode == _PUSH else "P"
+    side = "D" if mode == PUSH else "P"
     by_rank: dict[int, list[str]] = defaultdict(list)
     for rank, block in found.corrupt:
         by_rank[rank].append(str(block))

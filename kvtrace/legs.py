@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvtrace import stages
 from kvtrace.model import Event, Process
+from kvtrace.modes import PUSH
 
 PREFIXES = "cmpl|chatcmpl|resp|embd|score|rerank|pool|classify"
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
@@ -21,7 +22,6 @@ _CHILD = re.compile(rf"^\d+_(?=(?:{PREFIXES})-)")
 CLIENT = "client."
 CANCELLED = "cancelled"  # the reason of a client that gave up on purpose
 FRONT = (CLIENT, "router.")
-PUSH = "push"
 _SEEN_IN_FRONT = (*FRONT, "prefill.http_", "decode.http_", stages.DECODE_FIRST_TOKEN_OUT.name)
 _PREFILL_ONLY = frozenset((stages.SENDER_PICKED.name, stages.MATCHED.name))
 # Of so many legs of one name the last ones may still be under way.

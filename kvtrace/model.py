@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvtrace.modes import UNKNOWN
+
 NEVER_NS = 2**63 - 1
 """Later than any time, in unix ns."""
 
@@ -138,7 +140,7 @@ class Request:
     client_request_id: str = ""
     attempt: int = 0
     join_method: str = ""
-    mode: str = "unknown"
+    mode: str = UNKNOWN
     prefill_engine: str = ""
     decode_engine: str = ""
     events: dict[str, list[Event]] = field(default_factory=dict)

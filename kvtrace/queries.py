@@ -2,7 +2,7 @@ r"""Queries by name: one question a file in `queries/`, its header its documenta
 
 A header is a title line, then `-- $name TYPE sentence` per parameter and `-- name  TYPE  sentence` per column of
 the answer. The database checks both: parameters are bound by name, and a test runs every query on an empty store.
-A parameter whose type is `TYPE NOT NULL` has to be given.
+A parameter whose type is `TYPE NOT NULL` has to be given, and not empty: "" is what stands in a store for no id.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Query:
     def bind(self, given: dict[str, str]) -> dict[str, object]:
         """Return a value for every parameter: the text given, read as its type, or None.
 
-        Raises QueryError for what it does not have, and UsageError where one is missing that it needs.
+        Raises QueryError for what it does not have, and UsageError where one that it needs is missing or empty.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in given:
             if name not in known:
                 has = ", ".join(known) or "none"
                 raise QueryError(f"query {self.name} has no parameter {name}; it has {has}")
-        missing = [p for p in self.parameters if p.is_needed and p.name not in given]
+        missing = [p for p in self.parameters if p.is_needed and not given.get(p.name)]
         if missing:
             name, doc = missing[0].name, missing[0].doc.rstrip(".")
             raise UsageError(f"query {self.name} needs its parameter {name}: add --param {name}=VALUE ({doc})")

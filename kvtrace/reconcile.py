@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvtrace import stages
+from kvtrace.modes import MODES, PULL
 from kvtrace.stages import Stage
 
 
@@ -22,7 +23,7 @@ class Span:
     begin: Stage
     end: Stage
     says: str
-    modes: tuple[str, ...] = ("push", "pull", "local", "unknown")
+    modes: tuple[str, ...] = MODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ SPANS: tuple[Span, ...] = (
         stages.ROUTER_PREFILL_SENT,
         stages.ROUTER_PREFILL_RETURNED,
         "the prefill leg at the router",
-        ("pull",),
+        (PULL,),
     ),
     Span(
         "llm-d",
@@ -90,7 +91,7 @@ SPANS: tuple[Span, ...] = (
         stages.ROUTER_RECEIVED,
         stages.ROUTER_DECODE_SENT,
         "ends when D's leg is sent: no transfer, no D, no token",
-        ("pull",),
+        (PULL,),
     ),
     Span(
         "llm-d",
@@ -98,7 +99,7 @@ SPANS: tuple[Span, ...] = (
         stages.ROUTER_PREFILL_RETURNED,
         stages.ROUTER_DECODE_SENT,
         "between the two legs only",
-        ("pull",),
+        (PULL,),
     ),
     Span(
         "llm-d",
@@ -106,7 +107,7 @@ SPANS: tuple[Span, ...] = (
         stages.ROUTER_DECODE_SENT,
         stages.ROUTER_DONE,
         "the decode leg to its end, transfer included",
-        ("pull",),
+        (PULL,),
     ),
     Span(
         "Dynamo",

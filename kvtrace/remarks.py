@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from kvtrace import integrity, stages
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import Blocks, Event, Integrity, Request
+from kvtrace.modes import PUSH
 from kvtrace.verdict import CORRUPT, ENDS_EARLY, ms, read_too_late
 
 # An engine that has gone on for this long would have let go, if it was ever to.
@@ -79,7 +80,7 @@ def _completions(request: Request) -> Iterator[str]:
         if count > 1:
             yield f"rank {rank} of D reported the KV {count} times"
     over = _first(request, stages.DECODE_FINISHED, stages.DECODE_ABORTED)
-    signs = [stages.READY, stages.REPORTED, *([stages.NOTIFIED] if request.mode == "push" else [])]
+    signs = [stages.READY, stages.REPORTED, *([stages.NOTIFIED] if request.mode == PUSH else [])]
     late = [event for stage in signs for event in seen.get(stage.name, ()) if over and event.t_ns > over.t_ns]
     if over is not None and late:
         yield f"a completion ({min(late).stage}) came {ms(min(late).t_ns - over.t_ns)} after its end on D"

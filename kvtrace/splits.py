@@ -11,6 +11,7 @@ from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import NEVER_NS, Request
+from kvtrace.modes import PULL
 
 _NO_POSTS = Posts()
 JOIN_NS = 10_000_000
@@ -196,7 +197,7 @@ def _divide_handshake(
 ) -> list[Part]:
     """Divide the time to prepare a transfer: a handshake of the side that drives it with the other, then preparing."""
     driver, peer = request.prefill_engine, request.decode_engine
-    if request.mode == "pull":
+    if request.mode == PULL:
         driver, peer = peer, driver
     process = graph.transfer.process if graph.transfer is not None else None
     part = Part(start_ns, end_ns, edge.cause.name, "blocks and descriptors")

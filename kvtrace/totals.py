@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 AGREES = ""
 UNEXPLAINED = "unexplained"
+SILENT = "its /metrics did not answer before and after the load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +83,21 @@ class Total:
 
 
 def compare(said: Mapping[str, Mapping[str, float]], recorded: Mapping[str, Recorded]) -> list[Total]:
-    """Return every total of every engine that has said its own; `said` maps engine ids to values by `Metric.name`."""
+    """Return every total of every engine; `said` maps ids of those that said theirs to values by `Metric.name`."""
     found = []
-    for engine, values in sorted(said.items()):
-        ours = recorded.get(engine, Recorded())
+    for engine in sorted(said.keys() | recorded.keys()):
+        values, ours = said.get(engine), recorded.get(engine, Recorded())
         for metric in METRICS:
-            value = values.get(metric.name)
+            value = None if values is None else values.get(metric.name)
             theirs, own = None if value is None else round(value), metric.of(ours)
             found.append(Total(engine, metric.name, theirs, own, _why(metric.name, theirs, own, values, ours)))
     return found
 
 
-def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float], ours: Recorded) -> str:
+def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float] | None, ours: Recorded) -> str:
     """Return why the two differ, by the first rule that fits."""
+    if values is None:
+        return SILENT
     if theirs == own:
         return AGREES
     if theirs is None:

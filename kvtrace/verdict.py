@@ -8,6 +8,7 @@ from kvtrace import align, integrity, stages
 from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
 from kvtrace.model import NEVER_NS, Event, Integrity, Request, Transfer
+from kvtrace.modes import LOCAL, PULL, PUSH
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF, CORRUPT = "expired", "failed", "recomputed", "no handoff", "corrupt"
@@ -22,6 +23,10 @@ VERDICTS: Mapping[str, str] = {
     CORRUPT: "D went on from other KV than P had computed, by the checksums of both",
 }
 """What became of a hand-off, each with the sentence that says so."""
+UNDER_WAY = "under way"
+"""What is said in the place of a verdict while a request may still get its first token."""
+ALARMING = (FAILED, EXPIRED, CORRUPT)
+"""What must not become of one; that its client leaves, or that records are missing, is another matter."""
 
 ENDS_EARLY = (
     stages.ROUTER_CANCELLED,
@@ -125,7 +130,7 @@ def _of_answer(request: Request, around: Surroundings) -> Verdict:
 def _why_none(request: Request) -> str:
     seen = request.events
     decided = seen.get(stages.ROUTER_DECIDED.name)
-    if decided and decided[0].ref == "local":
+    if decided and decided[0].ref == LOCAL:
         return "the router sent it to D alone"
     finished = seen.get(stages.PREFILL_FINISHED.name)
     if finished and not finished[0].b:
@@ -169,7 +174,7 @@ def read_too_late(request: Request, around: Surroundings, *, by_wall_clocks: boo
 def _was_told(let_go: Event, request: Request) -> bool:
     """Return whether P had been told of the read before it let go, by its own clock."""
     told = request.events.get(stages.NOTIFIED.name, ())
-    return request.mode == "pull" and any(event.t_ns <= let_go.t_ns for event in told)
+    return request.mode == PULL and any(event.t_ns <= let_go.t_ns for event in told)
 
 
 def _computed_on_d(request: Request) -> Verdict | None:
@@ -213,14 +218,14 @@ def _of_transfers(request: Request, around: Surroundings) -> Verdict:
     if unseen:
         return INCOMPLETE, f"{len(unseen)} of {len(transfers)} transfers were never seen complete"
     notified = request.events.get(stages.NOTIFIED.name, ())
-    if request.mode == "push" and notified and len(notified) < len(transfers):
+    if request.mode == PUSH and notified and len(notified) < len(transfers):
         return INCOMPLETE, f"D was told of {len(notified)} of {len(transfers)} writes"
     ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
     expected = _width(request.decode_engine, around)
     if len(ranks) < expected:
         return INCOMPLETE, f"{len(ranks)} of {expected} ranks of D reported the KV"
     drivers, moving, side = len({transfer.process for transfer in transfers}), expected, "D"
-    if request.mode == "push":
+    if request.mode == PUSH:
         # Of more ranks on P than on D, which may hold the same, not every one need write.
         moving, side = _width(request.prefill_engine, around), "P"
         moving = moving if moving <= expected else 1

@@ -10,7 +10,7 @@
 -- ts                  TIMESTAMP WITH TIME ZONE  When the row's time begins.
 -- arrived_per_s       DOUBLE                    Requests that came, per second.
 -- first_tokens_per_s  DOUBLE                    First tokens, per second.
--- ended_per_s         DOUBLE                    Requests whose last moment was then, per second; none that is under way.
+-- ended_per_s         DOUBLE                    Requests last seen then, per second: also of those whose answer goes on, not of those that may still get their first token.
 -- in_flight           DOUBLE                    Requests before their first token, or their end without one, when the row's time ends.
 WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), chosen AS (
   SELECT

@@ -1,10 +1,10 @@
 -- How the recording went: is it behind, and did it lose anything.
 --
--- state          VARCHAR                   recording, finished, or what else the recorder said last.
+-- state          VARCHAR                   recording or complete, as the recorder said last; NULL if there was none.
 -- events         BIGINT                    Events in the store.
 -- lost_records   BIGINT                    Records that processes could not keep.
 -- silenced       BIGINT                    Processes in which tracing switched itself off.
--- skipped_files  BIGINT                    Files that the recorder could not read.
+-- skipped_files  BIGINT                    Spool files that the recorder could not read, or knew under another name.
 -- messages       BIGINT                    Messages of the recorder.
 -- lag_ms         DOUBLE                    How old the newest event was when it was committed, ms.
 -- published      TIMESTAMP WITH TIME ZONE  When this snapshot was published.

@@ -11,7 +11,9 @@
 -- startTime      DOUBLE   When it began, unix ms.
 -- duration       DOUBLE   How long it took, ms.
 WITH chosen AS (
-  SELECT * FROM request
+  SELECT
+    * REPLACE (CASE WHEN request_key IN (SELECT request_key FROM under_way) THEN 'under way' ELSE verdict END AS verdict)
+  FROM request
   WHERE (request_id = $request OR client_request_id = $request) AND ($attempt IS NULL OR attempt = $attempt)
   ORDER BY request_id = $request DESC, attempt DESC, start_ns DESC
   LIMIT 1

@@ -8,7 +8,7 @@
 -- attempt               INTEGER                   0 for the first attempt.
 -- started               TIMESTAMP WITH TIME ZONE  First moment seen.
 -- mode                  VARCHAR                   How the KV was handed over.
--- verdict               VARCHAR                   How it ended.
+-- verdict               VARCHAR                   How it ended, or under way.
 -- scope                 VARCHAR                   Where the first token was seen; scopes do not compare.
 -- prefill_engine        VARCHAR                   Engine id of P.
 -- decode_engine         VARCHAR                   Engine id of D.
@@ -29,7 +29,9 @@
 -- transfers             INTEGER                   Transfers it took.
 -- note                  VARCHAR                   What else is to be said.
 WITH chosen AS (
-  SELECT * FROM request
+  SELECT
+    * REPLACE (CASE WHEN request_key IN (SELECT request_key FROM under_way) THEN 'under way' ELSE verdict END AS verdict)
+  FROM request
   WHERE (request_id = $request OR client_request_id = $request) AND ($attempt IS NULL OR attempt = $attempt)
   ORDER BY request_id = $request DESC, attempt DESC, start_ns DESC
   LIMIT 1

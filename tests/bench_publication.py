@@ -78,7 +78,7 @@ def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
         "age_s": [round(age, 2) for age, _ in ages], "age_max_s": round(max(age for age, _ in ages), 2),
         "requests_age_max_s": round(max(age for _, age in ages), 2),
         "analysis_s": round(recorder.stats.analyze_s, 2), "finished_s": round(time.monotonic() - stopped_s, 1),
-        "messages": recorder.stats.skipped,
+        "messages": recorder.stats.messages,
     }  # fmt: skip
 
 

@@ -150,11 +150,12 @@ def test_garbage_is_named_once_and_skipped(spool: Path, output: Path) -> None:
 
     assert numbers(output) == list(range(10))
     for name in ("empty.kvt", "foreign.kvt", "short.kvt", "random.kvt", "folder.kvt"):
-        assert len([line for line in recorder.stats.skipped if name in line]) == 1, name
+        assert len([line for line in recorder.stats.messages if name in line]) == 1, name
         assert (spool / name).exists()
-    assert not [line for line in recorder.stats.skipped if "notes.txt" in line]
+    assert not [line for line in recorder.stats.messages if "notes.txt" in line]
     with Store.open(output) as store:
         assert store.rows("SELECT count(*) AS n FROM recorder")[0]["n"] == 5
+        assert store.rows("SELECT value FROM run WHERE name = 'recorder.skipped_files'")[0]["value"] == "5"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -164,7 +165,7 @@ def test_an_unreadable_file_is_named(spool: Path, output: Path) -> None:
     path.chmod(0)
     recorder = record_once(output, spool)
 
-    assert [line for line in recorder.stats.skipped if path.name in line]
+    assert [line for line in recorder.stats.messages if path.name in line]
 
 
 def test_a_cut_off_file_gives_its_whole_records(spool: Path, output: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvtrace import cli, emit, stages
+from kvtrace.cli.recording import LATER_NS
 from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
@@ -76,7 +77,7 @@ def test_a_copy_that_cannot_be_put_in_place_costs_the_recording_nothing(spool: P
 
     assert numbers(output) == list(range(10))
     assert recorder.stats.removed_files
-    assert any("copy.duckdb" in message for message in recorder.stats.skipped)
+    assert any("copy.duckdb" in message for message in recorder.stats.messages)
 
 
 def test_a_copy_is_told_from_every_other_store(spool: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +126,49 @@ for t_ns, number in ((100, 1), (200, 2), (300, 3)):
     }  # fmt: skip
 
 
+def test_a_pass_under_way_keeps_what_happens_once_recording_begins(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load begins as soon as the time is set, perhaps while the recorder looks for files."""
+    recorder = Recorder(output, [spool], {}, analysis=None)
+    recorder.from_monotonic_ns = LATER_NS
+    with recorder:
+        scan = recorder._folders.scan
+
+        def meanwhile() -> None:
+            if recorder.from_monotonic_ns == LATER_NS:
+                recorder.from_monotonic_ns = time.monotonic_ns()
+                write(spool, 0, 3)
+            scan()
+
+        monkeypatch.setattr(recorder._folders, "scan", meanwhile)
+
+    assert numbers(output) == [0, 1, 2]
+
+
+def test_a_file_of_which_nothing_more_is_kept_is_read_to_its_end(spool: Path, output: Path) -> None:
+    """The engines of a lab that does not come up are killed: it leaves no spool behind."""
+    go = output.with_name("go")
+    script = f"""
+import os, pathlib, time
+while not pathlib.Path({str(go)!r}).exists():
+    time.sleep(0.01)
+tracer.emit({STEP}, "r0", 1)
+os._exit(0)
+"""
+    recorder = Recorder(output, [spool], {}, analysis=None)
+    recorder.from_monotonic_ns = LATER_NS
+    with spooled.start(script, spool) as killed, recorder:
+        store = recorder._store
+        assert store is not None
+        until(lambda: not recorder._pass(store) and recorder.stats.events > 0)
+        go.touch()
+        assert killed.wait(60) == 0
+
+    assert numbers(output) == []
+    assert list(spool.glob("*.kvt")) == []
+
+
 @pytest.mark.parametrize("t_ns", [2**62 + 2**61, 2**63 - 1])
 def test_a_time_that_no_clock_shows_costs_its_record_alone(spool: Path, output: Path, t_ns: int) -> None:
     """After the year 2200: one such record kept every later one from being analysed, or came round to a time."""
@@ -138,7 +182,7 @@ for number, t_ns in enumerate((0, {t_ns}, 0)):
     recorder = record_once(output, spool)
 
     assert numbers(output) == [0, 2]
-    (said,) = recorder.stats.skipped
+    (said,) = recorder.stats.messages
     assert "holds 1 or more records of times that no clock shows" in said
     with Store.open(output) as store:
         ((first_ns, last_ns),) = store.select("SELECT first_ns, last_ns FROM process").values
@@ -166,7 +210,7 @@ def test_a_failing_analysis_costs_no_events(spool: Path, output: Path) -> None:
     recorder = record_once(output, spool, analysis=broken)
 
     assert numbers(output) == list(range(10))
-    assert [line for line in recorder.stats.skipped if "ZeroDivisionError: the answer" in line]
+    assert [line for line in recorder.stats.messages if "ZeroDivisionError: the answer" in line]
 
 
 def test_a_failed_publication_is_tried_again(spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,15 @@ def test_a_request_is_found_by_either_id_and_its_last_attempt_is_meant(path: Pat
     assert ask(path, "request_summary", request="r") == []
 
 
+def test_a_request_that_may_still_get_its_first_token_is_under_way(path: Path) -> None:
+    sample = Sample(facts={"recorder.state": "recording"})
+    sample.add("r1", ())
+    sample.write(path)
+
+    assert [row["verdict"] for row in ask(path, "request_summary", request="r1")] == ["under way"]
+    assert ask(path, "request_spans", request="r1")[0]["operationName"] == "request (push, under way)"
+
+
 def test_the_path_of_a_request_tiles_its_ttft_in_ns(path: Path) -> None:
     write(path)
 

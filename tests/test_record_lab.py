@@ -100,6 +100,13 @@ def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
     assert told.endswith(f"see `kvtrace explain {store} --reconcile`")
 
 
+def test_that_no_engine_told_its_totals_is_said(
+    tmp_path: Path, lab: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), "--lab", "push"]) == 0
+    assert "no engine's /metrics answered before and after the load" in capfd.readouterr().err.splitlines()[-1]
+
+
 def test_requests_that_fail_make_the_exit_code_1_and_the_store_is_kept(tmp_path: Path, lab: dict[str, Any]) -> None:
     lab["answer"] = lambda count: count - 1
     store = tmp_path / "run.duckdb"

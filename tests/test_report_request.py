@@ -130,8 +130,13 @@ def test_a_verdict_that_is_not_complete_is_named_and_explained(verdict: str, tmp
 def test_a_request_under_way_is_not_said_to_lack_records(tmp_path: Path) -> None:
     sample = Sample(facts={"recorder.state": "recording"})
     sample.add("kvt-1", (), prefill_engine="p0")
+    console = plain_console()
 
-    assert sentences.explanation(one(tmp_path, sample)) == (
+    explained = one(tmp_path, sample)
+    page.print_request(explained, saturated=False, console=console)
+    assert "push, under way, scope router" in text_of(console)
+    assert explained.to_json()["verdict"] == "under way"
+    assert sentences.explanation(explained) == (
         "No time of a first token is known, so there is no TTFT to explain. It may still get one: it was under way "
         "when this snapshot of the recording was made. Known: its start and P's side."
     )

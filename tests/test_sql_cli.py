@@ -132,6 +132,7 @@ def test_the_list_as_json_has_everything(capsys: pytest.CaptureFixture[str]) -> 
         (["SELECT nonsense"], 1, "nonsense"),
         (["request_path"], 2, "query request_path needs its parameter request: add --param request=VALUE"),
         (["request_path", "-p", "attempt=0"], 2, "needs its parameter request"),
+        (["request_path", "-p", "request="], 2, "needs its parameter request"),
         (["--list", "causses"], 1, "there is no query causses"),
         (["--list", "--csv"], 2, "--list has no CSV"),
         (["causes", "-p", "mode"], 2, "--param wants name=value"),

@@ -14,7 +14,7 @@ from kvtrace.lab import metrics
 from kvtrace.report import selection
 from kvtrace.report import totals as report
 from kvtrace.store import Store
-from kvtrace.totals import METRICS, UNEXPLAINED, Recorded, Total, compare
+from kvtrace.totals import METRICS, SILENT, UNEXPLAINED, Recorded, Total, compare
 from tests.test_analyze import fill
 from tests.trace import MS, START_NS, D, pull, push
 
@@ -87,6 +87,19 @@ def test_what_a_release_does_not_tell_is_no_zero() -> None:
     (first, *_) = compare({"d": {}}, {"d": OURS})
 
     assert (first.vllm, first.kvtrace, first.why) == (None, 3, "this vLLM has no such metric")
+
+
+def test_an_engine_that_did_not_answer_is_named_and_agrees_in_nothing() -> None:
+    """Neither is one compared whose totals before the load nobody knows."""
+    before, after = {"p": {"transfers": 1.0}}, {"p": {"transfers": 4.0}, "d": {"transfers": 4.0}}
+    said = metrics.since(before, after)
+    assert said == {"p": {"transfers": 3.0}}
+
+    found = compare({"p": THEIRS}, {"p": OURS, "d": OURS})
+    lacking = [one for one in found if not one.agrees]
+    assert {(one.engine, one.vllm, one.why) for one in lacking} == {("d", None, SILENT)}
+    assert len(lacking) == len(METRICS)
+    assert report.sentence(found) == "vLLM's /metrics and the store agree in 8 of 8 totals; those of d are not known"
 
 
 SAID = """

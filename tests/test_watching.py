@@ -103,7 +103,7 @@ def test_an_observer_that_fails_is_noted_and_the_recording_goes_on(tmp_path: Pat
     recording.run_once()
 
     assert looking.ids == ["kvt-a"]
-    assert [line for line in recording.stats.skipped if "no <b>luck</b>" in line]
+    assert [line for line in recording.stats.messages if "no <b>luck</b>" in line]
     assert recording.stats.requests == 1
 
 

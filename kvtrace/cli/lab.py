@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtrace import messages
+from kvtrace import messages, modes
 from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, UsageError
 from kvtrace.lab.stack import START_TIMEOUT_S, Lab
@@ -26,8 +26,8 @@ _WATCH_S = 0.5
 class Order(StrEnum):
     """The connector and the order of dispatch."""
 
-    PUSH = "push"
-    PULL = "pull"
+    PUSH = modes.PUSH
+    PULL = modes.PULL
 
 
 def command(

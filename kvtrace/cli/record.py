@@ -23,6 +23,7 @@ from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
+from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
     from kvtrace.cli.watching import Watch
@@ -55,7 +56,7 @@ class Engines:
 
 
 def command(
-    command_line: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(metavar="COMMAND", show_default=False, help="Run and record this command and its children."),
     ] = None,
@@ -99,7 +100,7 @@ def command(
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
     engines = Engines(lab or "", prefill, decode, verify_kv)
-    argv = tuple(command_line or ())
+    argv = tuple(words or ())
     _check_usage(argv, lab, spool or [], workload, engines, once=once)
     target = output or _default_output(lab or ("spool" if spool else Path(argv[0]).name))
     if argv and (code := _check_command(argv)):
@@ -132,7 +133,7 @@ def _check_usage(
     if sum(sources) != 1:
         found = "none" if not any(sources) else "more than one"
         raise UsageError(f"record needs exactly one of --lab push|pull, --spool DIR, -- COMMAND; found {found}")
-    if lab is not None and lab not in {"push", "pull"}:
+    if lab is not None and lab not in {PUSH, PULL}:
         raise UsageError(f"--lab is push or pull, not {lab!r}")
     strays = [*workload.given(), *(name for name in ("prefill", "decode") if getattr(engines, name) is not None)]
     if strays and lab is None:
@@ -230,7 +231,7 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
 
 
 def _say_totals(output: Path) -> None:
-    """Say whether vLLM's own totals are those of the finished store."""
+    """Say whether vLLM's own totals are those of the finished store, or that nobody told them."""
     from kvtrace.report import selection, totals
     from kvtrace.store import Store
 
@@ -238,6 +239,8 @@ def _say_totals(output: Path) -> None:
         found = totals.totals(store, selection.run_facts(store))
     if found:
         say(f"{totals.sentence(found)}; see `{command_line('explain', output, '--reconcile')}`")
+    else:
+        say("no engine's /metrics answered before and after the load, so vLLM's own totals are compared with nothing")
 
 
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:

@@ -73,7 +73,7 @@ def recording(
 def _report(recorder: Recorder) -> None:
     """Say what was written and what to type next."""
     stats = recorder.stats
-    for message in stats.skipped:
+    for message in stats.messages:
         say(message)
     if stats.lost:
         say(f"{stats.lost} events were lost; `{command_line('sql', recorder.output, 'drops')}` says where")

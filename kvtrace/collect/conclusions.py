@@ -37,19 +37,19 @@ class Conclusions:
         if not self.is_due:
             return False
         spent_s = time.process_time()
-        self._write(store, NEWEST)
+        self._write(store, NEWEST, "failed and are tried again with the next answers")
         self._next_s = time.monotonic() + (time.process_time() - spent_s) * (1 / SHARE - 1)
         return True
 
     def finish(self, store: Store) -> None:
-        """Write what the recording says in the end."""
-        self._write(store, table.MOST)
+        """Write what the recording says in the end, when its facts say that it is complete."""
+        self._write(store, table.MOST, "failed at the end, so the store may hold older ones or none")
 
-    def _write(self, store: Store, newest: int) -> None:
+    def _write(self, store: Store, newest: int, failed: str) -> None:
         """Write findings; a failure is noted, and costs nothing else."""
         self.is_behind = False
         try:
             with store.transaction():
                 table.write(store, newest)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the answers must come out
-            self._notice("findings", f"failed and are tried again with the next: {type(error).__name__}: {error}")
+            self._notice("findings", f"{failed}: {type(error).__name__}: {error}")

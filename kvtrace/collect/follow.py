@@ -39,6 +39,8 @@ class Chunk:
     dropped: dict[int, int]
     oldest_ns: int = 0
     newest_ns: int = 0
+    records: int = 0
+    """How many the file gave, those left out included."""
 
     @property
     def rows(self) -> int:
@@ -64,14 +66,19 @@ class _Look:
 
 
 class Folders:
-    """The spool files of several folders. Files and folders may appear, grow and vanish at any time."""
+    """The spool files of several folders. Files and folders may appear, grow and vanish at any time.
 
-    def __init__(self, folders: Iterable[Path], ledger: Ledger, notice: Notice) -> None:
+    What happened before `from_monotonic_ns` of this moment, by this host's clock, is left out, but for where processes
+    and threads stand.
+    """
+
+    def __init__(
+        self, folders: Iterable[Path], ledger: Ledger, notice: Notice, from_monotonic_ns: Callable[[], int]
+    ) -> None:
         self.folders = list(dict.fromkeys(Path(folder) for folder in folders))
         self._ledger = ledger
         self._notice = notice
-        self.from_monotonic_ns = 0
-        """Left out is what happened before, but for where processes and threads stand; of this host only."""
+        self._from_monotonic_ns = from_monotonic_ns
         self._followed: dict[FileKey, _Followed] = {}
         self._key_at: dict[Path, FileKey] = {}
         self._refused: dict[Path, _Look] = {}
@@ -96,6 +103,11 @@ class Folders:
             followed = self._followed.get(key)
             if followed is not None:
                 yield from self._chunks_of(key, followed)
+
+    @property
+    def refused_files(self) -> int:
+        """How many files cannot be read, or hold what another one does."""
+        return len(self._refused)
 
     def forget_uncommitted(self) -> None:
         """Go back to the committed positions: what was read since then will be read again."""
@@ -213,21 +225,17 @@ class Folders:
             if finished:
                 self._drop(key)
             return
+        # Asked once the records are here: one that came after the time was set finds it set.
+        from_monotonic_ns = self._from_monotonic_ns()
         unknown = timeless = 0
         for start in range(0, count, RECORDS_PER_CHUNK):
-            found = convert.to_events(
-                batch.records[start : start + RECORDS_PER_CHUNK],
-                batch.strings,
-                process.process,
-                process.offset_ns,
-                self.from_monotonic_ns,
-            )
+            part = batch.records[start : start + RECORDS_PER_CHUNK]
+            found = convert.to_events(part, batch.strings, process.process, process.offset_ns, from_monotonic_ns)
             unknown += found.unknown
             timeless += found.timeless
             moved_to = position if start + RECORDS_PER_CHUNK >= count else None
-            yield Chunk(
-                key, process, moved_to, found.events, batch.facts, batch.dropped, found.oldest_ns, found.newest_ns
-            )
+            times_ns = found.oldest_ns, found.newest_ns
+            yield Chunk(key, process, moved_to, found.events, batch.facts, batch.dropped, *times_ns, len(part))
         if unknown:
             message = f"holds stages that this kvtrace does not know, {unknown} or more records; upgrade kvtrace"
             self._notice(str(followed.path), message)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 SETTLE_NS = 1_500_000_000
 """So long after its end a request's last points are taken to be in: a poll on P, the spools of other processes."""
-_KEEP_NS = 600_000_000_000
-TOLD_NS = 3 * _KEEP_NS
+KEEP_NS = 600_000_000_000
+"""At the end of a recording what began longer ago is not told of."""
+TOLD_NS = 3 * KEEP_NS
 """A request that took longer is not told of; for so long is remembered what was."""
 _ENDS = pa.array(
     [
@@ -114,7 +115,7 @@ class Audience:
         if not self._newest_ns or (not settled and not is_last):
             return []
         # At the end what lacks one counts too, but for what an earlier recorder of this store has told.
-        kept_ns = _KEEP_NS if is_last else TOLD_NS
+        kept_ns = KEEP_NS if is_last else TOLD_NS
         since_ns = min((self._ended[name] for name in settled), default=self._newest_ns) - kept_ns
         rows = store.rows(_OVER_SQL, {"ids": settled, "since": since_ns, "everything": is_last})
         keys = []

@@ -8,7 +8,6 @@ from the working file, and if even that is torn, from the last snapshot and the 
 from __future__ import annotations
 
 import platform
-import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kvtrace import analyze
+from kvtrace.collect import working
 from kvtrace.collect.conclusions import Conclusions
 from kvtrace.collect.follow import Chunk, Folders, grouped
 from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
@@ -25,7 +25,7 @@ from kvtrace.collect.observing import Audience
 from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
-from kvtrace.errors import DamageError, KvtraceError, StoreError
+from kvtrace.errors import KvtraceError, StoreError
 from kvtrace.store import Store, copies, discard, working_path
 
 if TYPE_CHECKING:
@@ -116,28 +116,15 @@ class Recorder:
             raise StoreError(f"{self.output.parent} is not a folder; make it, or name another output")
         if self._force:
             discard(self.output)
-        working = working_path(self.output)
-        if not working.exists() and self.output.exists():
+        self.resumed = working_path(self.output).exists()
+        if not self.resumed and self.output.exists():
             raise StoreError(f"{self.output} exists and is not overwritten; use --force or name another output")
-        self.resumed = working.exists()
-        self._store = self._open_working(working)
+        self._store = working.opened(self.output, self._notice)
         self._ledger = Ledger.load(self._store)
         self._load_run(self._store)
-        self._folders = Folders(self.spools, self._ledger, self._notice)
+        self._folders = Folders(self.spools, self._ledger, self._notice, lambda: self.from_monotonic_ns)
         if not self.resumed:
             self._publish(self._store)
-
-    def _open_working(self, working: Path) -> Store:
-        try:
-            return Store.open(working, "write")
-        except DamageError as error:
-            broken = working.with_name(working.name + ".broken")
-            working.replace(broken)
-            working.with_name(working.name + ".wal").unlink(missing_ok=True)
-            if self.output.exists():
-                shutil.copyfile(self.output, working)
-            self._notice(str(broken), f"{error}; rebuilt from the last snapshot and the spool, which lack nothing")
-            return Store.open(working, "write")
 
     def _load_run(self, store: Store) -> None:
         """Note the run's facts; when resuming, go on with the folders that the interrupted recording followed."""
@@ -159,10 +146,10 @@ class Recorder:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            events = self._guarded(self._pass)
+            records = self._guarded(self._pass)
             if self._pace.is_due:
                 self._guarded(self._analyze_and_publish)
-            if not events:
+            if not records:
                 self._stopping.wait(POLL_INTERVAL_S)
 
     def _guarded(self, part: Callable[[Store], int]) -> int:
@@ -190,12 +177,13 @@ class Recorder:
                 self._analyze(store, None)
             elif self._since_ns is not None:
                 self._analyze(store, self._since_ns)
-            if self._analysis is not None:
-                self._conclusions.finish(store)
             self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
             self._write_own(store, "complete")
+            if self._analysis is not None:
+                self._conclusions.finish(store)  # nobody is under way any more, as the facts now say
+                self._write_own(store, "complete")
             for copy in self._copies:
                 self._put_copy(store, copy, at_any_cost=True)
             store.finish(self.output)
@@ -206,14 +194,15 @@ class Recorder:
             store.close()
 
     def _pass(self, store: Store) -> int:
-        """Commit what all files have to give now; return how many events that was."""
-        self._folders.from_monotonic_ns = self.from_monotonic_ns
+        """Commit what all files have to give now; return how many records that was, those left out included."""
         self._folders.scan()
         try:
-            return self._commit_all(store)
+            records = self._commit_all(store)
         except BaseException:
             self._folders.forget_uncommitted()
             raise
+        self.stats.skipped_files = self._folders.refused_files
+        return records
 
     def _commit_all(self, store: Store) -> int:
         groups = grouped(self._folders.chunks())
@@ -244,16 +233,15 @@ class Recorder:
                 store.remember({OWED: str(oldest_ns)})
         self._ledger.committed(positions)
         self._is_unpublished = True
-        count: int = sum(table.num_rows for table in tables)
         if oldest_ns is not None:
             self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
-        self.stats.events += count
+        self.stats.events += sum(chunk.rows for chunk in chunks)
         self.stats.lost = self._ledger.lost_records()
         self.stats.processes = len(self._ledger.processes)
         if events is not None:
             self._audience.took(store, events)
-        return count
+        return sum(chunk.records for chunk in chunks)
 
     # Publishing ---------------------------------------------------------------------------------------
 
@@ -344,5 +332,5 @@ class Recorder:
         if (subject, message) in self._said:
             return
         self._said.add((subject, message))
-        self.stats.skipped.append(message if subject in message else f"{subject}: {message}")
+        self.stats.messages.append(message if subject in message else f"{subject}: {message}")
         self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})

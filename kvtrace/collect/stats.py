@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Stats:
-    """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed."""
+    """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed.
+
+    `messages` are all that it had to say, `skipped_files` those that it cannot read or knows under another name.
+    """
 
     events: int = 0
     requests: int = 0
     lost: int = 0
     processes: int = 0
-    skipped: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    skipped_files: int = 0
     lag_s: float = 0.0
     published: int = 0
     publish_s: float = 0.0  # processor time of the last publication
@@ -28,7 +32,7 @@ class Stats:
         return {
             "recorder.events": str(self.events),
             "recorder.lost_records": str(self.lost),
-            "recorder.skipped_files": str(len(self.skipped)),
+            "recorder.skipped_files": str(self.skipped_files),
             "recorder.lag_ms": str(round(self.lag_s * 1000)),
             "recorder.publication_ms": str(round(self.publish_s * 1000)),
             "recorder.analysis_ms": str(round(self.analyze_s * 1000)),

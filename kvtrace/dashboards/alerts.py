@@ -6,11 +6,10 @@ import json
 from dataclasses import dataclass
 
 from kvtrace.metrics import names
-from kvtrace.verdict import CORRUPT
+from kvtrace.verdict import CORRUPT, EXPIRED, FAILED
 
 COORDINATION_SHARE_MOST = 0.5
 RECORDER_LAG_SECONDS_MOST = 10
-_GROUP = "run, mode, scope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,14 @@ class Alert:
     step: str
 
 
-def _by_run(name: str, window: str, extra: str = "", by: str = "run") -> str:
+def _rate(name: str, window: str, extra: str = "", by: str = "run") -> str:
     selector = f"{{{extra}}}" if extra else ""
     return f"sum by ({by}) (rate({name}{selector}[{window}]))"
+
+
+def _by_scope(name: str, window: str, extra: str = "") -> str:
+    """Return a rate by mode and scope: a long scope would hide what a short one shows, or the other way round."""
+    return _rate(name, window, extra, by="run, mode, scope")
 
 
 ALERTS: tuple[Alert, ...] = (
@@ -49,9 +53,9 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "KvtraceRequestsFail",
-        _by_run(names.REQUESTS.name, "5m", 'verdict=~"failed|expired"')
+        _rate(names.REQUESTS.name, "5m", f'verdict=~"{FAILED}|{EXPIRED}"')
         + " > 0.01 * "
-        + _by_run(names.REQUESTS.name, "5m"),
+        + _rate(names.REQUESTS.name, "5m"),
         "5m",
         "critical",
         "More than 1 % of the hand-offs fail or expire.",
@@ -67,10 +71,9 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "KvtraceCoordinationHigh",
-        # Scopes do not compare: a long one would hide what a short one shows, or the other way round.
-        _by_run(f"{names.CLASS.name}_sum", "10m", 'class="coordination"', by=_GROUP)
+        _by_scope(f"{names.CLASS.name}_sum", "10m", 'class="coordination"')
         + f" > {COORDINATION_SHARE_MOST} * "
-        + _by_run(f"{names.TTFT.name}_sum", "10m", by=_GROUP),
+        + _by_scope(f"{names.TTFT.name}_sum", "10m"),
         "10m",
         "warning",
         "More than half of the time to first token ({{ $labels.mode }}, scope {{ $labels.scope }}) is the two sides "
@@ -79,7 +82,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "KvtraceSaturated",
-        _by_run(names.ARRIVALS.name, "10m") + " > 1.1 * " + _by_run(names.REQUESTS.name, "10m"),
+        _rate(names.ARRIVALS.name, "10m") + " > 1.1 * " + _rate(names.REQUESTS.name, "10m"),
         "10m",
         "warning",
         "More requests come than end: waiting grows everywhere.",

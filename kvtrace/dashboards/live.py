@@ -7,6 +7,7 @@ from kvtrace.dashboards.panels import Panel, prometheus_figures, prometheus_seri
 from kvtrace.dashboards.promql import chosen, quantile, rate, share
 from kvtrace.metrics import names
 from kvtrace.palette import CLASS_COLOUR, GREY, VERMILION, YELLOW
+from kvtrace.verdict import ABORTED, ALARMING
 
 UID = "kvtrace-live"
 _SCOPE = "Where the first token was seen; scopes do not compare: choose one where there are several."
@@ -182,7 +183,8 @@ def _burden() -> list[Panel]:
                 "transfers failed": rate(names.TRANSFERS, extra='outcome="failed"'),
                 "handshakes failed": rate(names.HANDSHAKES, extra='outcome="failed"'),
                 "leases expired": rate(names.EXPIRED),
-                "requests failed": rate(names.REQUESTS, extra='verdict=~"failed|aborted|expired|corrupt"'),
+                "requests failed": rate(names.REQUESTS, extra=f'verdict=~"{"|".join(ALARMING)}"'),
+                "requests aborted": rate(names.REQUESTS, extra=f'verdict="{ABORTED}"'),
             },
             unit="ops",
             width=8,

@@ -13,7 +13,7 @@ from kvtrace.exporters import names, source
 from kvtrace.exporters.engines import Engines, homes, of_engine
 from kvtrace.exporters.lanes import Lanes
 from kvtrace.exporters.packets import Packets
-from kvtrace.legs import PUSH
+from kvtrace.modes import PUSH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

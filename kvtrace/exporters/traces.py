@@ -9,7 +9,7 @@ from kvtrace.exporters import names
 from kvtrace.exporters.names import own
 from kvtrace.exporters.source import seen_ns
 from kvtrace.exporters.spans import Kind, Link, Span, Value, origin, span_id
-from kvtrace.legs import PUSH
+from kvtrace.modes import PUSH
 from kvtrace.verdict import ABORTED, CORRUPT, EXPIRED, FAILED
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ class _Trace:
     def _failed_ns(self, transfer: Transfer) -> int:
         """Return when a transfer of which nothing else is known failed, unix ns: the agent may refuse to make one."""
         failed = self.told.request.events.get(stages.TRANSFER_FAILED.name, ()) if self.told.request is not None else ()
-        own = (event.t_ns for event in failed if (event.process, event.a) == (transfer.process, transfer.number))
-        return min(own, default=self.row["start_ns"])
+        times_ns = (event.t_ns for event in failed if (event.process, event.a) == (transfer.process, transfer.number))
+        return min(times_ns, default=self.row["start_ns"])
 
     def _detections(self, leg: Span, transfers: list[Span]) -> Iterator[Span]:
         for number, one in enumerate(one for one in self.told.segments if one["cause"] == stages.DETECTION.name):

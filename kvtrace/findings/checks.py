@@ -25,6 +25,7 @@ from kvtrace.findings.terms import (
     of,
     part,
 )
+from kvtrace.modes import PUSH
 from kvtrace.splits import SENT_LATE
 from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
 
@@ -55,7 +56,7 @@ def registration_late(group: Group) -> Iterator[Finding]:
 def router_waits(group: Group) -> Iterator[Finding]:
     """Report what one leg after the other costs: before D hears of a request, or before its answer goes on."""
     # By push both legs are under way at once, so P's reply is on the path only where the answer waits for it.
-    is_push = group.mode == "push"
+    is_push = group.mode == PUSH
     seen = group.legs.get("held" if is_push else "between")
     if seen is None or seen.requests < LEAST_REQUESTS or seen.total_ns < SHARE * group.ttft_ns:
         return
@@ -245,8 +246,8 @@ RUN_CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (saturation, stra
 def findings(facts: Facts) -> list[Finding]:
     """Return what the run's numbers say, most time at stake first.
 
-    Where less was served than offered, every wait is a queue's: no other finding about waiting is then given, and none
-    names a class or a remedy.
+    Where less was served than offered, every wait is a queue's: no finding about what a group waited for is then given,
+    and none names a class or a remedy.
     """
     found = [one for check in RUN_CHECKS for one in check(facts)]
     checks = (bad_ends, corruption, unexplained) if facts.saturated else GROUP_CHECKS

@@ -16,6 +16,7 @@ from kvtrace import stages
 from kvtrace.importers.identity import Known, is_hash
 from kvtrace.importers.points import Imported, Part, Placed
 from kvtrace.importers.source import Source, complaint, printable
+from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
     from kvtrace.stages import Stage
@@ -24,7 +25,6 @@ NAME = "vllm-lifecycle"
 SCHEMA = "vllm-kv-connector-v1"
 _PREFIX = "KV_CONNECTOR_LIFECYCLE "
 _PLAIN, _WRAPPED = (_PREFIX + "{").encode(), (_PREFIX + '{\\"').encode()
-_MODES = ("push", "pull")
 PRODUCER, CONSUMER = "producer", "consumer"
 # A host reads its two clocks within this of each other, and keeps their distance until somebody sets the time.
 _SAME_CLOCK_NS = 200_000_000
@@ -219,7 +219,7 @@ def _point(one: _Sighting, request: str, other: str) -> Placed:
     if one.stage is stages.MATCHED:
         ref = other
     elif one.stage is stages.TRANSFER_BEGUN:
-        ref = record.transfer_mode if record.transfer_mode in _MODES else ""
+        ref = record.transfer_mode if record.transfer_mode in (PUSH, PULL) else ""
     elif one.stage is stages.PREFILL_FINISHED:
         a, b = blocks, 1  # it is logged only for blocks that are held
     elif one.stage is stages.DECODE_ALLOCATED:

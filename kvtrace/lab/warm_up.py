@@ -6,7 +6,7 @@ several at once. A pair's first contact is not part of it: deployments pay for t
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import LabError
@@ -23,8 +23,11 @@ _AT_ONCE = 4
 _SEED = -1  # none that a load is given: no prefix of these prompts is to be found in a cache
 
 
-def serve(engines: Iterable[Engine], prompt_tokens: int) -> int:
-    """Let every engine serve its first requests, all engines at once; return how many each. Raises LabError."""
+def serve(engines: Iterable[Engine], prompt_tokens: int) -> None:
+    """Let every engine serve its first requests, all engines at once.
+
+    Raises LabError as soon as one cannot, and leaves the others to their own end: that of the lab ends them.
+    """
     engines = list(engines)
     longest = min(prompt_tokens, model.CONTEXT_TOKENS - _OUTPUT_TOKENS)
     loads = [{"requests": 1, "input_len": longest}, {"requests": _AT_ONCE, "input_len": min(_SHORT_TOKENS, longest)}]
@@ -36,6 +39,9 @@ def serve(engines: Iterable[Engine], prompt_tokens: int) -> int:
             if failed:
                 raise LabError(f"{engine.name} cannot serve its first requests: {failed[0].error} (see {engine.log})")
 
-    with ThreadPoolExecutor(len(engines), "kvtrace-warm-up") as pool:
-        list(pool.map(one, engines))
-    return sum(load["requests"] for load in loads)
+    pool = ThreadPoolExecutor(len(engines), "kvtrace-warm-up")
+    try:
+        for served in as_completed([pool.submit(one, engine) for engine in engines]):
+            served.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an engine that hangs would keep an interrupt waiting too

@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from kvtrace import stages
-from kvtrace.collect.observing import TOLD_NS
+from kvtrace.collect.observing import KEEP_NS, TOLD_NS
 from kvtrace.errors import UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
-from kvtrace.verdict import CORRUPT, EXPIRED, FAILED
+from kvtrace.modes import PUSH
+from kvtrace.verdict import ALARMING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +32,9 @@ Name = tuple[str, int]
 LOOPBACK = "127.0.0.1"
 STATES = ("recording", "failing", "complete")
 _ARRIVED_NS = 1_000_000_000
-_KEEP_NS = 600_000_000_000
 _REMEMBERED_MAX = 500_000
 _COLUMNS = ("t_ns", "stage", "process", "request", "ref", "a", "b", "c", "d")
 _CLASSES = tuple((f"{kind.value.replace('.', '_')}_ns", kind.value) for kind in stages.Class)
-# Shown as 0 with the first request of a pair, so that the first one of them is seen to come.
-_ALARMING = (FAILED, EXPIRED, CORRUPT)
 _REGISTERED = ("in_time", "late")
 _OF_KEYS = "request_key BETWEEN $least AND $most AND list_contains($keys::BIGINT[], request_key)"
 _OVER_SQL = f"""
@@ -129,7 +127,7 @@ class MetricsObserver:
         self._begin(mode, pair)
         self.values.add(names.REQUESTS, 1, mode, row["verdict"] or "", *pair)
         late_ns = row["registration_late_ns"]
-        if late_ns is not None and mode == "push":
+        if late_ns is not None and mode == PUSH:
             for outcome in _REGISTERED:
                 self.values.begin(names.REGISTRATIONS, outcome, *pair)
             self.values.add(names.REGISTRATIONS, 1, "late" if late_ns > 0 else "in_time", *pair)
@@ -147,7 +145,7 @@ class MetricsObserver:
         that it ended, since its engine was killed, has been for long enough.
         """
         now_ns = self._now_ns()
-        since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - _KEEP_NS)
+        since_ns = max(self._started_ns - _ARRIVED_NS, now_ns - KEEP_NS)
         rows = store.rows(_ARRIVED_SQL, {"since": since_ns, "until": now_ns - _ARRIVED_NS})
         there = {(row["request_id"], row["start_ns"]) for row in rows}
         for name in list(self._in_flight):
@@ -168,13 +166,14 @@ class MetricsObserver:
             self._begin(mode, pair)
 
     def _begin(self, mode: str, pair: tuple[str, str]) -> None:
-        for verdict in _ALARMING:
+        """Show 0 from the first request of a pair on, so that the first one that ends badly is seen to come."""
+        for verdict in ALARMING:
             self.values.begin(names.REQUESTS, mode, verdict, *pair)
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:
         self._stats = stats
         self.values.put(names.LAG, stats.lag_s)
-        self.values.put(names.SKIPPED, len(stats.skipped))
+        self.values.put(names.SKIPPED, stats.skipped_files)
         if stats.published:
             self.values.put(names.PUBLISHED, stats.published_ns / 1e9)
             self.values.put(names.PUBLISHING, stats.publishing_s)
@@ -196,7 +195,7 @@ class MetricsObserver:
 
     def finish(self) -> None:
         """Work off what was held back."""
-        self._engines.advance(self._now_ns() + _KEEP_NS)
+        self._engines.advance(self._now_ns() + KEEP_NS)
         self._state("complete")
 
 

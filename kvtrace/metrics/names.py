@@ -151,7 +151,9 @@ PUBLISHED = _metric(
 PUBLISHING = _metric(
     "recorder_publishing_seconds_total", C, "seconds", (), "Processor time that publishing took, copies included."
 )
-SKIPPED = _metric("recorder_skipped_files", G, "", (), "Spool files that the recorder could not read.")
+SKIPPED = _metric(
+    "recorder_skipped_files", G, "", (), "Spool files that the recorder cannot read, or knows under another name."
+)
 SPOOL = _metric("spool_bytes", G, "bytes", (), "Size of the spool files that are left.")
 STATE = _metric("recorder_state", G, "", ("state",), "1 for the recorder's state, 0 for all others.")
 

@@ -18,6 +18,7 @@ from kvtrace.findings import checks, gather, rates
 from kvtrace.messages import command_line
 from kvtrace.report import tpot
 from kvtrace.schema import median_ns
+from kvtrace.verdict import UNDER_WAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ CLASSES: Mapping[str, str] = {
 WORST_REQUESTS = 5
 
 _VERDICTS_SQL = """
-SELECT scope, mode, CASE WHEN seen_ns IS NULL THEN verdict ELSE 'under way' END AS verdict,
+SELECT scope, mode, CASE WHEN seen_ns IS NULL THEN verdict ELSE $under_way END AS verdict,
   count(*) AS requests, count(ttft_ns) AS timed
 FROM request LEFT JOIN under_way USING (request_key) GROUP BY ALL ORDER BY scope, mode, requests DESC, verdict
 """
@@ -119,7 +120,7 @@ ORDER BY scope, mode, ttft_ns DESC, request_key
 
 def summary(store: Store, facts: Mapping[str, str]) -> Row:
     """Return the population's numbers, ready for JSON: per group percentiles, shares, causes, hidden work, worst."""
-    verdicts = _grouped(store.rows(_VERDICTS_SQL, {}))
+    verdicts = _grouped(store.rows(_VERDICTS_SQL, {"under_way": UNDER_WAY}))
     percentiles = _grouped(store.rows(_PERCENTILES_SQL, {}))
     causes = _grouped(store.rows(_CAUSES_SQL, {}))
     hidden = _grouped(store.rows(_HIDDEN_SQL, {}))

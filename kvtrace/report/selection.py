@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import RequestError, is_text
+from kvtrace.verdict import UNDER_WAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,8 +77,8 @@ _PART_KEYS = ("cause", "class", "duration_ns")
 _BLAME_KEYS = ("blamed_request_id", "extension_ns")
 
 _REQUESTS_SQL = (
-    "SELECT request.*, seen_ns IS NOT NULL AS is_under_way FROM request LEFT JOIN under_way USING (request_key) "
-    "WHERE list_contains($keys::BIGINT[], request_key)"
+    "SELECT request.* REPLACE (CASE WHEN seen_ns IS NULL THEN verdict ELSE $under_way END AS verdict) "
+    "FROM request LEFT JOIN under_way USING (request_key) WHERE list_contains($keys::BIGINT[], request_key)"
 )
 _SEGMENTS_SQL = "SELECT * FROM segment WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, position"
 _HIDDEN_SQL = (
@@ -146,7 +147,9 @@ def explained(store: Store, keys: Sequence[int]) -> Iterator[Explained]:
     """Yield the requests of these keys in this order, read in batches."""
     for first in range(0, len(keys), BATCH_REQUESTS):
         batch = list(keys[first : first + BATCH_REQUESTS])
-        requests = {row["request_key"]: row for row in store.rows(_REQUESTS_SQL, {"keys": batch})}
+        requests = {
+            row["request_key"]: row for row in store.rows(_REQUESTS_SQL, {"keys": batch, "under_way": UNDER_WAY})
+        }
         segments = _by_request(store.rows(_SEGMENTS_SQL, {"keys": batch}))
         hidden, parts, blame = (
             _by_request(store.rows(sql, {"keys": batch})) for sql in (_HIDDEN_SQL, _PARTS_SQL, _BLAME_SQL)

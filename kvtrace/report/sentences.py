@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvtrace.findings.terms import SHARE
 from kvtrace.report.style import milliseconds, percent, plural
 from kvtrace.stages import CAUSE_BY_NAME, Class
-from kvtrace.verdict import NO_HANDOFF, VERDICTS
+from kvtrace.verdict import NO_HANDOFF, UNDER_WAY, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,9 +167,9 @@ def _continued(cause: str) -> str:
 
 def _verdict(request: Row) -> str | None:
     """Return what the verdict means and what is missing; None for a whole hand-off."""
-    if request["is_under_way"]:
-        return "It may still get one: it was under way when this snapshot of the recording was made."
     verdict = request["verdict"]
+    if verdict == UNDER_WAY:
+        return "It may still get one: it was under way when this snapshot of the recording was made."
     if verdict == "complete":
         return None
     meaning = VERDICTS.get(verdict, "a verdict that this release does not know")

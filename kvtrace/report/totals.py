@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from kvtrace.legs import base_ids
-from kvtrace.totals import Recorded, Total, compare
+from kvtrace.totals import SILENT, Recorded, Total, compare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,12 +103,15 @@ def _was_left(exchanges: Sequence[tuple[int, str]], finished_ns: int) -> bool:
 
 
 def sentence(found: Sequence[Total]) -> str:
-    """Return one line about the comparison."""
-    agreeing = sum(one.agrees for one in found)
-    told = f"vLLM's /metrics and the store agree in {agreeing} of {len(found)} totals"
-    apart = [one for one in found if not one.agrees]
+    """Return one line about the comparison, and whose totals are not in it."""
+    compared = [one for one in found if one.why != SILENT]
+    apart = [one for one in compared if not one.agrees]
     unexplained = [one for one in apart if not one.is_explained]
+    told = f"vLLM's /metrics and the store agree in {len(compared) - len(apart)} of {len(compared)} totals"
     if unexplained:
         first = unexplained[0]
-        return f"{told}; {len(unexplained)} differ without explanation, {first.name} of {first.engine} among them"
-    return f"{told}, and each other one is explained" if apart else told
+        told += f"; {len(unexplained)} differ without explanation, {first.name} of {first.engine} among them"
+    elif apart:
+        told += ", and each other one is explained"
+    silent = sorted({one.engine for one in found if one.why == SILENT})
+    return told + (f"; those of {', '.join(silent)} are not known" if silent else "")

@@ -7,14 +7,15 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kvtrace import modes
 from kvtrace.errors import UsageError
 
 
 class Mode(StrEnum):
     """The order of dispatch: pull sends P's leg and then D's, push sends both at once."""
 
-    PULL = "pull"
-    PUSH = "push"
+    PULL = modes.PULL
+    PUSH = modes.PUSH
 
 
 class TransferId(StrEnum):

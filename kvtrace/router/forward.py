@@ -7,11 +7,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from kvtrace.modes import LOCAL
 from kvtrace.router.bodies import BodyError, RequestBody
 from kvtrace.router.dispatch import Attempt
 from kvtrace.router.headers import to_engine
 from kvtrace.router.identity import alias, mint, reply_headers
-from kvtrace.router.marks import LOCAL, Marks
+from kvtrace.router.marks import Marks
 from kvtrace.router.policy import Candidates, Question
 from kvtrace.router.replies import ClientGoneError, ClientReply, Refusal, gone, read_body
 from kvtrace.router.trace_context import carried

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrace import emit, stages
+from kvtrace.modes import LOCAL
 
 if TYPE_CHECKING:
     from kvtrace.router.policy import Candidates, Decision
     from kvtrace.router.trace_context import Carried
-
-LOCAL = "local"
-"""Mode of an attempt that D serves alone."""
 
 _RECEIVED = stages.ROUTER_RECEIVED.code
 _DECIDED = stages.ROUTER_DECIDED.code

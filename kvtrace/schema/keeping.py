@@ -8,7 +8,8 @@ from kvtrace.schema.shape import at_time, text
 
 FINE_NS, COARSE_NS = WINDOWS_NS
 LOOK_BACK_NS = 600_000_000_000
-"""What a request's legs, a transfer's siblings or an engine's steps did longer ago is not looked for."""
+"""A request older than this is not worked out again; nor is looked for what its legs, a transfer's siblings or an
+engine's steps did longer ago."""
 
 
 def _listed(*names: str) -> str:

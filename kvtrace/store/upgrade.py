@@ -48,12 +48,12 @@ def upgrading(path: Path) -> Iterator[Store]:
 
 def _copy_recorded(path: Path, connection: duckdb.DuckDBPyConnection) -> None:
     """Copy the recorded tables' columns by name; a column that is new stays NULL."""
-    name = f"{path.stem} before"  # never the new one's, which is that of its file
-    older = schema.quoted(name)
+    attached = f"{path.stem} before"  # never the new one's, which is that of its file
+    older = schema.quoted(attached)
     connection.execute(f"ATTACH {schema.text(str(path))} AS {older} (READ_ONLY)")
     known = connection.execute(
         "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = $name AND NOT internal",
-        {"name": name},
+        {"name": attached},
     ).fetchall()
     there = set(known)
     for name in ("event", "process"):

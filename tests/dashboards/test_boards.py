@@ -16,6 +16,7 @@ from kvtrace.metrics import names
 from kvtrace.palette import CLASS_COLOUR
 from kvtrace.report.style import CLASS_STYLE
 from kvtrace.stages import Class
+from kvtrace.verdict import ABORTED, ALARMING
 
 ROOT = Path(__file__).parent.parent.parent
 BOARDS = {board.uid: board.to_json() for board in files.boards()}
@@ -25,6 +26,10 @@ TARGETS = [(uid, panel, target) for uid, panel in PANELS for target in panel["ta
 
 def metrics_in(expression: str) -> set[str]:
     return set(re.findall(r"\bkvtrace_\w+", expression))
+
+
+def verdicts_in(expression: str) -> set[str]:
+    return {verdict for listed in re.findall(r'verdict=~?"([^"]+)"', expression) for verdict in listed.split("|")}
 
 
 def known_series() -> dict[str, names.Metric]:
@@ -259,3 +264,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
 
     assert cli.main(["dashboards", "write", str(tmp_path / "file")]) == 2
     assert f"{tmp_path}/file" in capsys.readouterr().err
+
+
+def test_a_request_that_its_client_left_is_shown_and_is_no_failure() -> None:
+    """What is shown as failed is what is shown as 0 from the start; alerts are about no more than that."""
+    (panel,) = (panel for _, panel in PANELS if panel["title"] == "What went wrong")
+    counted = {one["legendFormat"]: verdicts_in(one["expr"]) for one in panel["targets"]}
+
+    assert counted["requests failed"] == set(ALARMING)
+    assert counted["requests aborted"] == {ABORTED}
+    assert set().union(*(verdicts_in(alert.expression) for alert in alerts.ALERTS)) == set(ALARMING)

@@ -16,7 +16,7 @@ from tests.field.published import FIRST_TOKEN_ON_P_MS, hand_over, joined, queued
 from tests.field.scenes import changed, lacking, repeated, total_ms
 from tests.test_analyze import fill
 from tests.test_findings import findings_of, names, run_of
-from tests.trace import MS, Trace, causes_ms, ns, pull, push
+from tests.trace import MS, START_NS, Trace, causes_ms, ns, pull, push
 
 
 def explained(path: Path, trace: Trace) -> str:
@@ -124,6 +124,15 @@ def test_a_gap_in_ttft_that_is_queue_growth(tmp_path: Path, served_hz: float) ->
     assert "prefill.queue" not in causes_ms(answers[0])
     growth_ms = [total_ms(later) - total_ms(one) for one, later in pairwise(answers[5:])]
     assert growth_ms == pytest.approx([1_000 / served_hz - 125] * len(growth_ms))
+
+
+def test_a_queue_is_one_also_while_it_is_there(tmp_path: Path) -> None:
+    """Looked at after 5 s, when 40 have come and 23 have their answer: those behind them have not given up."""
+    whole = repeated(*queued(1_000 / 4.65 - 3))
+    cut = Trace()
+    cut.events = [event for event in whole.events if event.t_ns <= START_NS + 5_000 * MS]
+
+    assert "saturated" in names(findings_of(tmp_path, cut))
 
 
 def test_a_run_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:

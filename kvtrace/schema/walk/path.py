@@ -10,10 +10,8 @@ from kvtrace.schema.walk.plan import NUMBER, POINTS, Node, column, layers, nodes
 
 _STARTS = ("prefill.http_received", "decode.http_received", "prefill.enqueued", "decode.enqueued")
 _ENDS = ("router.first_token", "decode.first_token_out", "decode.sampled", "decode.computed")
-
-
 _FAR = 64
-"""Added to the number of a point that stands in for a direct predecessor; the sixth bit of a shift is the flag."""
+"""Added to the number of a point that stands in for a direct predecessor: the bit above the number's own six."""
 STRAYED = 1 << 62
 """The bit of a path on which somewhere a farther ancestor stands in, or none was found."""
 _YEARS_NS = 1 << 56

@@ -1,4 +1,4 @@
-"""The graph as a plan for SQL: points in topological order, and where each looks for what it waited for."""
+"""The graph as a plan for SQL: the points' numbers, their layers, and where each looks for what it waited for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,31 @@
+"""The working file of a recording: opened for writing, made anew, or rebuilt where a crash has torn it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from kvtrace.errors import DamageError
+from kvtrace.store import Store, working_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def opened(output: Path, notice: Callable[[str, str], None]) -> Store:
+    """Return the working file beside `output`, open for writing; what was torn is kept under another name, and said.
+
+    The last snapshot takes its place: the spool still has what that lacks.
+    """
+    working = working_path(output)
+    try:
+        return Store.open(working, "write")
+    except DamageError as error:
+        broken = working.with_name(working.name + ".broken")
+        working.replace(broken)
+        working.with_name(working.name + ".wal").unlink(missing_ok=True)
+        if output.exists():
+            shutil.copyfile(output, working)
+        notice(str(broken), f"{error}; rebuilt from the last snapshot and the spool, which lack nothing")
+        return Store.open(working, "write")
