@@ -16,7 +16,7 @@ from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
 from kvtrace.modes import PUSH
-from kvtrace.verdict import ALARMING
+from kvtrace.verdict import ABORTED, ALARMING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -167,7 +167,7 @@ class MetricsObserver:
 
     def _begin(self, mode: str, pair: tuple[str, str]) -> None:
         """Show 0 from the first request of a pair on, so that the first one that ends badly is seen to come."""
-        for verdict in ALARMING:
+        for verdict in (*ALARMING, ABORTED):
             self.values.begin(names.REQUESTS, mode, verdict, *pair)
 
     def _state_recorder(self, store: Store, stats: Stats) -> None:

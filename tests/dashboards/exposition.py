@@ -17,7 +17,7 @@ VALUES = {
     "connector": ("NixlPushConnector",),
     "mode": ("push",),
     "scope": ("router",),
-    "verdict": ("complete", "failed"),
+    "verdict": ("complete", "failed", "aborted"),
     "prefill": ("p0",),
     "decode": ("d0",),
     "class": tuple(CLASS_COLOUR),
