@@ -18,20 +18,14 @@ from instrumented_connectors.probe import Probe
 from tests import connector_doubles as doubles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 from tests.observers import REMOTE, agent, read
+from tests.waiting import until
 
 
 @pytest.fixture
 def memory() -> doubles.Memory:
     return doubles.Memory()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # Agent -------------------------------------------------------------------------------------------
@@ -185,7 +179,7 @@ def test_the_probe_sees_a_transfer_done_and_never_touches_a_released_one(memory:
     for handle in handles[1:]:
         proxy.release_xfer_handle(handle)
     probe._check = lambda _handle: "DONE"
-    eventually(lambda: memory.of("transfer.probed"))
+    until(lambda: memory.of("transfer.probed"))
     probe.stop()
 
     [probed] = memory.of("transfer.probed")

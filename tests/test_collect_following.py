@@ -16,7 +16,8 @@ from kvtrace import analyze, stages
 from kvtrace.collect import Recorder, recorder
 from kvtrace.store import Store, working_path
 from tests import spooled
-from tests.recordings import ROOT, STEP, numbers, record_once, until, write
+from tests.recordings import ROOT, STEP, numbers, record_once, write
+from tests.waiting import until
 
 
 @pytest.fixture

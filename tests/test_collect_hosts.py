@@ -13,7 +13,8 @@ from kvtrace.store import Store
 
 if TYPE_CHECKING:
     pass
-from tests.recordings import STEP, numbers, record_once, until, write
+from tests.recordings import STEP, numbers, record_once, write
+from tests.waiting import until
 
 MS = 1_000_000
 

@@ -16,7 +16,8 @@ from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
 from tests import spooled
-from tests.recordings import ROOT, STEP, numbers, record_once, until, write
+from tests.recordings import ROOT, STEP, numbers, record_once, write
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from kvtrace.store.publication import Extent

@@ -16,11 +16,12 @@ from kvtrace.collect import Recorder, conclusions
 from kvtrace.findings import table
 from kvtrace.store import Store
 from tests import import_records as records
-from tests.recordings import record_once, until, write
+from tests.recordings import record_once, write
 from tests.test_analyze import fill, process_row
 from tests.test_findings import REQUESTS, _late, _posted, run_of
 from tests.test_upgrade import write_older
 from tests.trace import PROCESSES, START_NS
+from tests.waiting import until
 
 
 def filled(store: Store, _since_ns: int | None) -> int:

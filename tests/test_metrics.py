@@ -21,9 +21,9 @@ from kvtrace.metrics.values import Values
 from kvtrace.store import Store
 from tests.emitted import emit
 from tests.exported import failed
-from tests.recordings import until
 from tests.sample_store import MS, START_NS, Sample
 from tests.trace import Trace, pull, push
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path

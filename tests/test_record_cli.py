@@ -18,6 +18,7 @@ from kvtrace.cli import recording
 from kvtrace.store import Store
 from tests import exported
 from tests.trace import push
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,13 +85,6 @@ def events(path: Path) -> int:
 
 def spool_folders(folder: Path) -> list[Path]:
     return [path for root in (folder, Path("/dev/shm")) for path in root.glob("kvtrace-spool-*")]
-
-
-def wait_until(condition: Any, timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path, emitter: list[str]) -> None:
@@ -219,7 +213,7 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
 ) -> None:
     store, spools = tmp_path / "run.duckdb", [tmp_path / "one", tmp_path / "two"]
     follower = start("-o", store, "--spool", spools[0], "--spool", spools[1])
-    wait_until(store.exists)
+    until(store.exists)
     for spool in spools:
         subprocess.run(
             [*emitter, "2", "0", "0"],
@@ -227,7 +221,7 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
             check=True,
             stdout=subprocess.DEVNULL,
         )
-    wait_until(lambda: events(store) == 12)
+    until(lambda: events(store) == 12)
     follower.send_signal(signal.SIGINT)
     assert follower.wait(30) == 0
     assert answer(store, "SELECT count(*) FROM process") == 2

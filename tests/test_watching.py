@@ -24,8 +24,8 @@ from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
 from tests.otlp_receiver import RECEIVERS, values
-from tests.recordings import until
 from tests.trace import pull, push
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

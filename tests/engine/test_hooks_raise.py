@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import programs, raising
+from tests.engine import raising
 from tests.engine.conftest import Deployments
 from tests.engine.raising import Bench
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -70,7 +71,7 @@ def check_hook(one: Bench, hook: str, expected: list[object]) -> set[str]:
             said.append(one.said())
             return raising.pids(raising.OFF, "".join(said)) == sorted(one.switch.raised().get(hook, ()))
 
-        programs.wait_until(is_said_where_it_raised, 5, f"each process says once that {hook} ended tracing")
+        until(is_said_where_it_raised, what=f"each process says once that {hook} ended tracing")
         raised = one.switch.raised()
     assert raised.keys() <= {hook}
     reasons = one.disabled()

@@ -18,6 +18,7 @@ from kvtrace.store import Store
 from kvtrace.verdict import VERDICTS
 from tests.engine import programs
 from tests.engine.deployment import Deployment
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -84,7 +85,7 @@ def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: De
     with ThreadPoolExecutor(1) as pool:
         with programs.following(store, deployment.spool) as recorder:
             workload.run(deployment.lab.url, **BEFORE)
-            programs.wait_until(lambda: holds_a_request(store), what="a snapshot holds a request")
+            until(lambda: holds_a_request(store), what="a snapshot holds a request")
             load = pool.submit(workload.run, deployment.lab.url, **LOAD)
             time.sleep(KILL_AFTER_S)
             recorder.kill()

@@ -10,8 +10,8 @@ import pytest
 
 from kvtrace.lab import workload
 from kvtrace.store import Store
-from tests.engine import programs
 from tests.engine.deployment import Deployment
+from tests.waiting import until
 
 pytestmark = pytest.mark.engine
 
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_ends_the_work_of_both_engines(deployment: Deployme
             return {row["stage"] for row in seen}
 
     wanted = {"router.cancelled", "decode.http_disconnected", "decode.aborted"}
-    programs.wait_until(lambda: wanted <= stages(), what=f"the store says {sorted(wanted)}")
+    until(lambda: wanted <= stages(), what=f"the store says {sorted(wanted)}")
     assert not {"router.done", "decode.finished", "decode.http_done"} & stages()
     assert len(texts(ask(deployment, prompt=PROMPTS[0]))) == 1
 
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_during_the_transfer_has_a_verdict_and_p_its_blocks
             rows[:] = store.rows("SELECT * FROM request WHERE client_request_id = $id", {"id": identity})
         return bool(rows) and rows[0]["held_ns"] is not None and rows[0]["verdict"] == "aborted"
 
-    programs.wait_until(is_settled, 20, f"{identity} is aborted and P has let its blocks go")
+    until(is_settled, what=f"{identity} is aborted and P has let its blocks go")
     (row,) = rows
 
     assert row["ttft_ns"] is None
