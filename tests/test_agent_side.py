@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,9 +16,6 @@ from instrumented_connectors.descriptors import Lengths
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.probe import Probe
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 from tests.observers import REMOTE, agent, read
 from tests.waiting import until
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from instrumented_connectors import privates
 from instrumented_connectors.peers import PeerSide
 from instrumented_connectors.sender import SenderSide
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 from tests.observers import agent, read
 from tests.waiting import until
 
