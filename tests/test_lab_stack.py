@@ -75,8 +75,8 @@ def test_everything_comes_up_and_goes_down_though_nobody_hears_the_signal(
 
     with _lab("deaf", prefill=2, decode=1) as lab:
         assert [one.name for one in lab.engines] == ["prefill-0", "prefill-1", "decode-0"]
-        assert all(httpx.get(f"{one.url}/health").is_success for one in lab.engines)
-        assert httpx.get(f"{lab.url}/health").status_code < 500
+        assert all(httpx.get(f"{one.url}/health", timeout=LONG_S).is_success for one in lab.engines)
+        assert httpx.get(f"{lab.url}/health", timeout=LONG_S).status_code < 500
         shared = _shared(lab)
         assert all(path.exists() for path in shared)
         assert len(_running(temporary)) >= 2 * 3 + 1
@@ -144,7 +144,7 @@ def test_a_killed_engine_starts_again_on_its_port(temporary: Path) -> None:
 
         assert lab.failed() == []
         assert lab.engines[1].pid != first
-        assert httpx.get(f"{lab.engines[1].url}/health").is_success
+        assert httpx.get(f"{lab.engines[1].url}/health", timeout=LONG_S).is_success
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -181,7 +181,7 @@ def test_the_rest_goes_on_when_one_engine_ends_and_the_command_says_so_once(temp
     time.sleep(1.2)  # two more looks
 
     assert process.poll() is None
-    assert httpx.get(f"{prefill['url']}/health").is_success
+    assert httpx.get(f"{prefill['url']}/health", timeout=LONG_S).is_success
     assert errors.read_text().count("ended by itself") == 1
     process.send_signal(signal.SIGINT)
     assert process.wait(LONG_S) == 0
