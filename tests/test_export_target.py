@@ -16,6 +16,7 @@ from tests import exported
 from tests.sample_store import empty_store
 from tests.test_export import export
 from tests.trace import push
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,7 +91,7 @@ def test_a_pipe_is_written_to_and_stays_one(store: Path, tmp_path: Path) -> None
     reading = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reading.start()
     assert export(store, "--format", "otlp-json", "-o", pipe) == 0
-    reading.join(10)
+    reading.join(LONG_S)
 
     assert read[0].count(b"\n") == 1
     assert pipe.is_fifo()
