@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,22 +112,24 @@ def check_full(one: Bench, expected: list[object], folder: Path) -> None:
 
 def check_removed(one: Bench, expected: list[object]) -> None:
     """Remove the spool folder while it is written to, and give it back later."""
-    spool = one.new_folder("removed")
+    spool, said = one.new_folder("removed"), []
+
+    def told(what: re.Pattern[str]) -> list[int]:
+        said.append(one.said())
+        return raising.pids(what, "".join(said))
+
     one.point_to(spool)
     with one.fresh("nothing"):
         assert one.ask() == expected[:2]
         raising.remove(spool)
         assert one.ask() == expected[:2]
-        time.sleep(2.5)  # by now each process has seen it
+        until(lambda: len(told(raising.NO_ROOM)) >= 4, what="processes have seen it")
         assert one.ask() == expected[:2]
-    said = one.said()
-    lost = raising.pids(raising.NO_ROOM, said)
-    assert len(lost) == len(set(lost)) >= 4
-    assert not raising.pids(raising.OFF, said)
     spool.mkdir()
-    time.sleep(2.5)
+    until(lambda: set(told(raising.ROOM_AGAIN)) == set(told(raising.NO_ROOM)), what="each goes on that had seen it")
     assert one.ask() == expected[:2]
-    assert set(raising.pids(raising.ROOM_AGAIN, one.said())) == set(lost)
+    assert not told(raising.OFF)
+    assert len(told(raising.NO_ROOM)) == len(set(told(raising.NO_ROOM)))
     assert list(spool.glob("*.kvt"))
 
 

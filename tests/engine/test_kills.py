@@ -175,6 +175,6 @@ def test_killed_engine_leaves_its_events_and_verdicts(spent_deployment: Deployme
     )
     assert {row["kind"] for row in last} == {"api", "core", "worker"}
     for row in last:
-        assert 0 < killed_unix_ns + 1e9 - row["t_ns"] < 3e9, row["kind"]
+        assert 0 < killed_unix_ns + 1e9 - row["t_ns"] < 6e9, row["kind"]
     assert len(processes) >= 7  # API server, core and worker of each engine, and the router
     assert not programs.alive(processes)

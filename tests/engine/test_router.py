@@ -94,10 +94,10 @@ DURING = {"push": ("decode", "nixl.reads_completion"), "pull": ("decode", "nixl.
 def test_a_client_that_leaves_during_the_transfer_has_a_verdict_and_p_its_blocks_back(deployment: Deployment) -> None:
     identity, body = f"early-leaver-{deployment.mode}", {"model": deployment.lab.model, "prompt": PROMPTS[1]}
     headers = {"X-Request-Id": identity}
-    with deployment.faults.on({DURING[deployment.mode]: 600.0}), pytest.raises(httpx.ReadTimeout):
+    with deployment.faults.on({DURING[deployment.mode]: 2400.0}), pytest.raises(httpx.ReadTimeout):
         httpx.post(
             deployment.lab.url + "/v1/completions", json=body | {"max_tokens": 50, "stream": True}, headers=headers,
-            timeout=httpx.Timeout(10, read=0.3), trust_env=False,
+            timeout=httpx.Timeout(10, read=1.2), trust_env=False,
         )  # fmt: skip
     rows: list[dict[str, Any]] = []
 
@@ -113,5 +113,5 @@ def test_a_client_that_leaves_during_the_transfer_has_a_verdict_and_p_its_blocks
     assert row["note"].startswith("the request was aborted before its first token, after ")
     assert (row["transfers"], row["held_blocks"]) == (1, 1)
     assert row["moved_bytes"] > 0
-    assert 0 < row["held_ns"] < 5e9
+    assert 0 < row["held_ns"] < 30e9
     assert len(texts(ask(deployment, prompt=PROMPTS[1]))) == 1
