@@ -14,6 +14,8 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from kvtrace import cli
 from kvtrace.collect import Recorder
+from kvtrace.collect.observing import SETTLE_NS, Audience
+from kvtrace.collect.stats import Stats
 from kvtrace.errors import ExportError
 from kvtrace.exporters import source, traces
 from kvtrace.exporters.live import SpanObserver
@@ -95,6 +97,24 @@ def test_a_request_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
     assert looking.events == recording.stats.events
     assert looking.finished == 1
     assert run_facts(tmp_path)["recorder.looked"] == "4"
+
+
+def test_a_request_is_over_when_what_came_behind_its_end_is_in_the_store(tmp_path: Path) -> None:
+    """And not when its end is so long ago: an analysis takes longer at times, and some of its points may be unread."""
+    looking = Looking()
+    audience = Audience([looking], pytest.fail)
+    with Store.open(exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))) as store:
+        audience.took(store, store.arrow("SELECT * FROM event"))
+        ends = "SELECT max(t_ns) FROM event WHERE stage IN ('router.done', 'decode.http_done', 'decode.finished')"
+        settled_ns = store.select(ends).values[0][0] + SETTLE_NS
+        told = []
+        for taken_in_ns in (settled_ns - 1, settled_ns):
+            audience.took_in(taken_in_ns)
+            audience._next_s = 0.0
+            audience.analyzed(store, Stats())
+            told.append(list(looking.ids))
+
+    assert told == [[], ["kvt-a"]]
 
 
 def test_an_observer_that_fails_is_noted_and_the_recording_goes_on(tmp_path: Path) -> None:

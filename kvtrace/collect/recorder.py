@@ -207,13 +207,16 @@ class Recorder:
 
     def _pass(self, store: Store) -> int:
         """Commit what all files have to give now; return how many events that was."""
+        began_ns = time.time_ns()
         self._folders.from_monotonic_ns = self.from_monotonic_ns
         self._folders.scan()
         try:
-            return self._commit_all(store)
+            count = self._commit_all(store)
         except BaseException:
             self._folders.forget_uncommitted()
             raise
+        self._audience.took_in(began_ns)
+        return count
 
     def _commit_all(self, store: Store) -> int:
         groups = grouped(self._folders.chunks())
@@ -263,8 +266,7 @@ class Recorder:
         if is_analyzed and not is_new and not self._unwritten_notices:
             self._audience.analyzed(store, self.stats)
             return 0
-        is_behind = self._since_ns is not None
-        if self._since_ns is not None:
+        if is_behind := self._since_ns is not None:
             self._analyze(store, self._since_ns)
         self._is_unpublished |= self._conclusions.refresh(store)
         self._write_own(store, "recording")
