@@ -37,7 +37,7 @@ $(CLIENTS)/stamp: requirements/clients.txt requirements/fetch.py
 	@"$(PYTHON)" requirements/fetch.py $(CLIENTS) requirements/clients.txt
 	@touch $@
 
-$(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt $(wildcard tests/dashboards/render/*)
+$(DASHBOARDS)/stamp: tests/dashboards/set_up requirements/duckdb-1.5.txt requirements/fetch.py $(wildcard tests/dashboards/render/*)
 	@tests/dashboards/set_up $(DASHBOARDS) "$(PYTHON)"
 	@test -e $(DASHBOARDS)/left-out || touch $@
 

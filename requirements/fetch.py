@@ -1,7 +1,7 @@
 """usage: PYTHON requirements/fetch.py VENV FILE: install the pinned packages of FILE into VENV; says why it cannot.
 
 By uv, which takes seconds where pip takes minutes and is told of pip's settings, so that mirrors serve both; by pip
-where uv is not to be had or fails. Needs pip and the standard library.
+where uv is not to be had or fails. Each tries twice, since an index may fail once. Needs pip and the standard library.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ VARIABLES = {
     "timeout": "UV_HTTP_TIMEOUT",
     "retries": "UV_HTTP_RETRIES",
 }
+WAIT_S = "60"  # a wheel of hundreds of MB may stop for a while
+TRIES = 2
 _SECTIONS = (":env:", "install", "global")
 _MISSING = re.compile(r"No matching distribution found for (\S+)")
 
@@ -67,7 +69,7 @@ def told(given: dict[str, str]) -> tuple[list[str], dict[str, str]]:
             arguments += [option, value]
     if given.get("no-index", "").lower() in ("1", "true", "yes", "on", "y", "t"):
         arguments.append("--no-index")
-    variables = {}
+    variables = {"UV_HTTP_TIMEOUT": WAIT_S}
     for name, variable in VARIABLES.items():
         if name in given:
             variables[variable] = " ".join(given[name].split())
@@ -107,14 +109,17 @@ def by_uv(venv: Path, file: Path, given: dict[str, str]) -> bool:
     ]  # fmt: skip
     try:
         with log.open("w") as heard:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=heard,
-                stderr=heard,
-                check=False,
-            )
+            for _ in range(TRIES):  # what it has got by then lies in the cache
+                done = subprocess.run(
+                    command,
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=heard,
+                    stderr=heard,
+                    check=False,
+                )
+                if not done.returncode:
+                    break
     except OSError as error:  # a binary for another machine, a file system without room or without programs
         print(f"uv could not be run ({error.strerror})", file=sys.stderr)
         return False
@@ -130,10 +135,13 @@ def by_uv(venv: Path, file: Path, given: dict[str, str]) -> bool:
 
 def by_pip(venv: Path, file: Path) -> int:
     """Install the packages by pip, say why it cannot, and return the exit code."""
-    done = pip(venv, "-qq", "install", "--no-compile", "--no-deps", "-r", str(file), stderr=subprocess.PIPE)
+    for _ in range(TRIES):
+        done = pip(venv, "-qq", "install", "--no-compile", "--no-deps", "-r", str(file), stderr=subprocess.PIPE)
+        missing = _MISSING.search(done.stderr)
+        if not done.returncode or missing:  # pip has asked often enough by then
+            break
     if done.returncode:
         print(done.stderr.rstrip(), file=sys.stderr)
-        missing = _MISSING.search(done.stderr)
         why = explained(venv, file, missing[1]) if missing else "mend what pip says"
         print(f"{file.name} could not be installed into {venv}: {why}; then run make again", file=sys.stderr)
     return done.returncode

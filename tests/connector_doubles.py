@@ -207,19 +207,19 @@ class PushWorker:
     def stop(self) -> None:
         self._push_writer_stop.set()
         self._push_writer_wake.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=60)
 
     def _do_start_push_kv(self, request_id: str, local_block_ids: Any, registration_data: dict[str, Any]) -> None:
         self.started.append((request_id, registration_data["request_id"]))
 
     def _loop(self) -> None:
         while not self._push_writer_stop.is_set():
-            self.rounds += 1
             while True:
                 try:
                     name, blocks = self._finished_blocks_inbox.get_nowait()
                 except queue.Empty:
                     break
                 self._do_start_push_kv(name, blocks, self.registrations[name])
+            self.rounds += 1  # over: what comes from now on is for the next one
             self._push_writer_wake.wait()
             self._push_writer_wake.clear()

@@ -25,19 +25,26 @@ FACTS = {
 
 
 EMIT = """
-import json, os, sys, time
+import json, mmap, os, sys, time
 from kvtrace import emit
-begin_ns = time.monotonic_ns() - int(sys.argv[2])
-children = []
-for facts, events in json.load(open(sys.argv[1])):
+given, children, begin_ns = json.load(open(sys.argv[1])), [], memoryview(mmap.mmap(-1, 8)).cast("q")
+(ready, is_ready), (go, may_go) = os.pipe(), os.pipe()
+for facts, events in given:
     if not (child := os.fork()):
+        os.close(may_go)
         tracer = emit.tracer()
         for name, value in facts.items():
             tracer.fact(name, value)
+        os.write(is_ready, b".")
+        os.read(go, 1)
         for *event, t_ns in events:
-            tracer.emit(*event, begin_ns + t_ns)
+            tracer.emit(*event, begin_ns[0] + t_ns)
         sys.exit(0)
     children.append(child)
+for _ in given:
+    os.read(ready, 1)
+begin_ns[0] = time.monotonic_ns() - int(sys.argv[2])
+os.close(may_go)
 sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
 
@@ -45,7 +52,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 def emit(spool: Path, *traces: Trace, apart_ms: float = 0.0, ago_ms: float = 150.0) -> None:
     """Emit traces from a process each for the router, P, D and their servers; the first began `ago_ms` before.
 
-    All at once and stamped at the last moment, so that no request is long over before the last process begins.
+    All at once and stamped when every process is ready, so that no request is long over before the last one emits.
     """
     events = [
         event._replace(t_ns=event.t_ns - START_NS)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from instrumented_connectors.middleware import TraceMiddleware
 from kvtrace import stages
+from tests.waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,13 +57,8 @@ class ListTracer:
         return [event.name for event in self.events]
 
     def wait_for(self, name: str) -> Event:
-        deadline_s = time.monotonic() + 5
-        while time.monotonic() < deadline_s:
-            for event in self.events:
-                if event.name == name:
-                    return event
-            time.sleep(0.005)
-        raise AssertionError(f"no {name} in {self.names()}")
+        until(lambda: name in self.names(), what=f"there is {name}")
+        return next(event for event in self.events if event.name == name)
 
 
 def completion(text: str, **more: Any) -> str:
@@ -126,7 +122,7 @@ def post(
     url: str, body: dict[str, Any], request: str = "r-1", path: str = "/v1/completions", content: Any = None
 ) -> httpx.Response:
     headers = {"X-Request-Id": request, "content-type": "application/json"} if request else {}
-    return httpx.post(url + path, content=content or json.dumps(body), headers=headers, timeout=10)
+    return httpx.post(url + path, content=content or json.dumps(body), headers=headers, timeout=LONG_S)
 
 
 PREFILL = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from pathlib import Path
 
+_KEPT = 32
+"""So many, those that were used last: tests that begin with the same store stand beside each other."""
+
 _MOULDS: dict[Hashable, bytes] = {}
 
 
@@ -16,9 +19,13 @@ def cast(path: Path, what: Hashable, make: Callable[[Path], object]) -> Path:
 
     `what` has to tell everything that the store's rows depend on.
     """
-    if what in _MOULDS:
-        path.write_bytes(_MOULDS[what])
-    else:
+    content = _MOULDS.pop(what, None)
+    if content is None:
         make(path)
-        _MOULDS[what] = path.read_bytes()
+        content = path.read_bytes()
+    else:
+        path.write_bytes(content)
+    _MOULDS[what] = content
+    if len(_MOULDS) > _KEPT:
+        del _MOULDS[next(iter(_MOULDS))]
     return path

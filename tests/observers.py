@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from instrumented_connectors.scheduler_side import SchedulerSide
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.worker_side import WorkerSide
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 
 REMOTE = "r-on-P"
 

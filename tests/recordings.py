@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtrace import stages
 from kvtrace.collect import Recorder
 from kvtrace.store import Store
 from tests import spooled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,10 +38,3 @@ for i in range({first}, {first + count}):
     tracer.emit({STEP}, {request!r}.format(i // 25), i)
 """
     spooled.run(script, spool)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.05)

@@ -14,6 +14,7 @@ import uvicorn
 from kvtrace import emit, stages
 from kvtrace.router.app import create_app
 from kvtrace.router.config import EngineAddress, Mode, RouterConfig
+from tests.waiting import LONG_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -63,6 +64,8 @@ class EngineDouble:
     """Bodies as they came."""
     release: str = "0.32.0+cpu"
     seen: list[Seen] = field(default_factory=list)
+    looked_up: list[str] = field(default_factory=list)
+    """What was asked of it by GET, once that is answered."""
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class EngineDouble:
         raw = await _read(receive)
         if scope["method"] == "GET":
             await self._about(scope["path"], send)
+            self.looked_up.append(scope["path"])
             return
         headers = {key.decode(): value.decode("latin-1") for key, value in scope["headers"]}
         self.raw.append(raw)
@@ -191,7 +195,7 @@ class Stamps(emit.NullEmitter):
         return [stamp for stamp in self.all if stamp.stage == stage]
 
     async def wait_for(self, stage: str) -> Stamp:
-        """Return the first record of `stage` once it is there, within 5 s."""
+        """Return the first record of `stage` once it is there."""
         await until(lambda: self.named(stage))
         return self.named(stage)[0]
 
@@ -204,8 +208,8 @@ class Stamps(emit.NullEmitter):
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Return once `holds()` is true; fail after 10 s."""
-    async with asyncio.timeout(10):
+    """Return once `holds()` is true; raise TimeoutError where it does not become so."""
+    async with asyncio.timeout(LONG_S):
         while not holds():  # noqa: ASYNC110 -- what is waited for has no event of its own
             await asyncio.sleep(0.005)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from instrumented_connectors.agent import AgentSide
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.probe import Probe
 from tests import connector_doubles as doubles
+from tests.waiting import until
 
 BLOCKS, BLOCK_BYTES = 64, 16_384
 
@@ -85,10 +85,11 @@ def pair(memory: doubles.Memory) -> tuple[Side, Side]:
 
 
 def notified(memory: doubles.Memory, reader: Side, stage: str) -> doubles.Emitted:
-    deadline = time.monotonic() + 5
-    while not memory.of(stage):
-        assert time.monotonic() < deadline
+    def is_in() -> list[doubles.Emitted]:
         reader.agent.get_new_notifs()
+        return memory.of(stage)
+
+    until(is_in)
     return memory.of(stage)[0]
 
 

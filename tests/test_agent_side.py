@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,22 +16,13 @@ from instrumented_connectors.descriptors import Lengths
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.probe import Probe
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 from tests.observers import REMOTE, agent, read
+from tests.waiting import until
 
 
 @pytest.fixture
 def memory() -> doubles.Memory:
     return doubles.Memory()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # Agent -------------------------------------------------------------------------------------------
@@ -174,21 +165,31 @@ def test_descriptors_of_an_unknown_form_have_no_length() -> None:
 def test_the_probe_sees_a_transfer_done_and_never_touches_a_released_one(memory: doubles.Memory) -> None:
     probe = Probe(memory, rate=1.0)
     _, proxy, inner = agent(memory, probe=probe)
-    released = []
-    inner.check_xfer_state = lambda handle: pytest.fail("polled after release") if handle in released else "PROC"
-    inner.release_xfer_handle = released.append
-    probe._check = inner.check_xfer_state
+    polled: set[int] = set()  # by identity: the doubles' handles are all equal
+    released: set[int] = set()
+    late: list[int] = []
+
+    def check(handle: object) -> str:
+        polled.add(id(handle))
+        late.extend({id(handle)} & released)
+        return "PROC"
+
+    inner.release_xfer_handle = lambda handle: released.add(id(handle))
+    probe._check = inner.check_xfer_state = check
     handles = [read(proxy) for _ in range(20)]
     for handle in handles:
         proxy.transfer(handle)
-    time.sleep(0.01)
+    until(lambda: len(polled) == 20)
     for handle in handles[1:]:
         proxy.release_xfer_handle(handle)
+    polled.clear()
+    until(lambda: polled)
     probe._check = lambda _handle: "DONE"
-    eventually(lambda: memory.of("transfer.probed"))
+    until(lambda: memory.of("transfer.probed"))
     probe.stop()
 
     [probed] = memory.of("transfer.probed")
+    assert late == []
     assert probed.numbers[0] == memory.of("transfer.prepared")[0].numbers[0]
     assert 0 < probed.numbers[1] <= probed.t_ns
     assert memory.enabled

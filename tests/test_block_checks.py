@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from instrumented_connectors.block_news import NEWS_ATTRIBUTE, News
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.sampling import Sampling
 from tests import connector_doubles as doubles
+from tests.waiting import until
 
 REGIONS, LENGTH = 3, 64
 P_ID, D_ID = "cmpl-x-0-aaaaaaaa", "cmpl-x-0-bbbbbbbb"
@@ -78,22 +78,15 @@ class Side:
 
     def said(self, stage: str, count: int) -> dict[int, int]:
         """Return the checksums by block once there are so many of them."""
-        wait_until(lambda: len(self.tracer.of(stage)) >= count)
+        until(lambda: len(self.tracer.of(stage)) >= count)
         assert {event.numbers[3] for event in self.tracer.of(stage)} <= {REGIONS * LENGTH}
         return {event.numbers[1]: event.numbers[2] for event in self.tracer.of(stage)}
 
     def unchecked(self) -> tuple[int, str]:
         """Return how many blocks were not checked, and why, once that is said."""
-        wait_until(lambda: self.tracer.of("transfer.unchecked"))
+        until(lambda: self.tracer.of("transfer.unchecked"))
         (event,) = self.tracer.of("transfer.unchecked")
         return event.numbers[1], event.ref
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def a_pull(blocks: tuple[list[int], list[int]] = ([2, 3, 4], [5, 6, 7]), **d: Any) -> tuple[Side, Side]:
@@ -240,7 +233,7 @@ def test_an_error_on_the_thread_ends_tracing_and_nothing_else() -> None:
     p = Side(pulls=True, blocks=16, seed=1)
     p.checks._memory.checksum = lambda _block: 1 // 0
     p.step(News({P_ID: [[2]]}, []))
-    wait_until(lambda: p.tracer.disabled)
+    until(lambda: p.tracer.disabled)
     p.step(News({P_ID: [[2]]}, []))
 
     assert p.tracer.disabled == [("checks", "integer division or modulo by zero")]
@@ -263,7 +256,7 @@ def test_too_many_at_once_are_unchecked_and_not_kept(monkeypatch: pytest.MonkeyP
     with p.checks._reading:
         for number in range(6):
             p.step(News({f"cmpl-{number}": [[number]]}, []))
-    wait_until(lambda: len(p.tracer.of("transfer.unchecked")) + len(p.tracer.of("prefill.checked")) == 6)
+    until(lambda: len(p.tracer.of("transfer.unchecked")) + len(p.tracer.of("prefill.checked")) == 6)
 
     assert {event.ref for event in p.tracer.of("transfer.unchecked")} == {"too many requests to check at once"}
     assert len(p.tracer.of("transfer.unchecked")) >= 3

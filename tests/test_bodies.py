@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from instrumented_connectors.bodies import StreamScan, TransferParamsScan, event_has_content
-
-if TYPE_CHECKING:
-    pass
 from tests.middleware_doubles import CHUNKS, chat, completion
 
 

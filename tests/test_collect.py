@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +12,6 @@ from kvtrace import emit
 from kvtrace.collect import Recorder
 from kvtrace.store import Store
 from tests import spooled
-
-if TYPE_CHECKING:
-    pass
 from tests.recordings import STEP, numbers, record_once, write
 
 HOSTILE = ["it's", "'; DROP TABLE event; --", "a\x00b\x1b[31m\r\n", "é 漢 🦆", "x" * 4096]

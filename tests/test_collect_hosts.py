@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kvtrace import emit, wire
 from kvtrace.collect import Recorder
 from kvtrace.store import Store
-
-if TYPE_CHECKING:
-    pass
-from tests.recordings import STEP, numbers, record_once, until, write
+from tests.recordings import STEP, numbers, record_once, write
+from tests.waiting import until
 
 MS = 1_000_000
 

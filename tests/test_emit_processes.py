@@ -23,7 +23,15 @@ FINISHED = stages.PREFILL_FINISHED.code
 def test_no_end_loses_what_emit_returned_from(tmp_path: Path, end: str) -> None:
     count = 50_000
     process = spooled.start(
-        f"import os, signal\nfor n in range({count}): tracer.emit({ENQUEUED}, f'r{{n // 25}}', n)\n{end}", tmp_path
+        f"""
+import os, signal
+for n in range({count}):
+    tracer.emit({ENQUEUED}, f"r{{n // 25}}", n)
+    if n % 2000 == 0:
+        tracer.flush()  # else, where the spool's thread gets no processor, some are dropped and counted
+{end}
+""",
+        tmp_path,
     )
     process.communicate(timeout=120)
 
@@ -64,13 +72,22 @@ print(os.getpid())
 
 def test_a_stopped_process_goes_on_where_it_was(tmp_path: Path) -> None:
     process = spooled.start(
-        f"import sys, time\nfor n in range(300): tracer.emit({ENQUEUED}, 'r', n); time.sleep(0.001)\n", tmp_path
+        f"""
+import time
+for n in range(300):
+    tracer.emit({ENQUEUED}, "r", n)
+    if n == 50:
+        print("begun", flush=True)
+    time.sleep(0.001)
+""",
+        tmp_path,
     )
-    time.sleep(0.4)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(0.1)
     os.kill(process.pid, signal.SIGCONT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
 
     found = spooled.read(tmp_path)
     assert [event.numbers[0] for event in found.of(ENQUEUED)] == list(range(300))

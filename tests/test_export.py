@@ -261,7 +261,7 @@ def test_engines_are_drawn_while_the_requests_chosen_were_under_way(tmp_path: Pa
 
     steps = read.slices["prefill engine-p", "core: steps"]
     assert [(one.start_ns - START_NS) // MS for one in steps] == [4, 31, 2 * day_ms + 4]
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 60
 
 
 def test_lanes_never_overlap_and_are_as_few_as_can_be() -> None:

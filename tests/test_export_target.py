@@ -16,6 +16,7 @@ from tests import exported
 from tests.sample_store import empty_store
 from tests.test_export import export
 from tests.trace import push
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,7 +91,7 @@ def test_a_pipe_is_written_to_and_stays_one(store: Path, tmp_path: Path) -> None
     reading = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reading.start()
     assert export(store, "--format", "otlp-json", "-o", pipe) == 0
-    reading.join(10)
+    reading.join(LONG_S)
 
     assert read[0].count(b"\n") == 1
     assert pipe.is_fifo()
@@ -173,20 +174,24 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("form", ["perfetto", "otlp-json", "parquet"])
-def test_memory_does_not_grow_with_the_store(large: Path, tmp_path: Path, form: str) -> None:
-    """Ten times as many requests take about as much memory; one process exports both, so its peak can only grow."""
+# Of a Parquet file DuckDB holds a row group while it is written, which is 122,880 rows.
+@pytest.mark.parametrize(("form", "grows_kib"), [("perfetto", 10_000), ("otlp-json", 10_000), ("parquet", 40_000)])
+def test_memory_does_not_grow_with_the_store(large: Path, tmp_path: Path, form: str, grows_kib: int) -> None:
+    """Ten times as many requests take about as much memory; one process exports both, so its peak can only grow.
+
+    The peak of its own memory: what getrusage says begins with that of the process which started it.
+    """
     first = dt.datetime(2001, 9, 9, 1, 46, 40)  # noqa: DTZ001 -- UTC
     ends = [(first + dt.timedelta(milliseconds=count)).isoformat() for count in (_REQUESTS // 10, _REQUESTS)]
     script = (
-        "import resource, sys\nfrom kvtrace import cli\n"
+        "import re, sys\nfrom pathlib import Path\nfrom kvtrace import cli\n"
         f"for end in {ends!r}:\n"
         f"    wanted = ['--format', {form!r}, '-o', {str(tmp_path)!r} + '/' + end, '--to', end]\n"
         f"    code = cli.main(['export', {str(large)!r}, *wanted])\n"
-        "    print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "    print(code, re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     (small_code, small), (whole_code, whole) = (map(int, line.split()) for line in done.stdout.splitlines())
 
     assert (small_code, whole_code) == (0, 0), done.stderr
-    assert whole < 1.1 * small + 10_000, (small, whole)
+    assert whole < 1.1 * small + grows_kib, (small, whole)

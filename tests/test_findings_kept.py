@@ -17,11 +17,12 @@ from kvtrace.findings import table
 from kvtrace.store import Store
 from tests import import_records as records
 from tests.field.scenes import unanswered
-from tests.recordings import record_once, until, write
+from tests.recordings import record_once, write
 from tests.test_analyze import fill, process_row
 from tests.test_findings import REQUESTS, _late, _posted, run_of
 from tests.test_upgrade import write_older
 from tests.trace import PROCESSES, START_NS, Trace, pull
+from tests.waiting import until
 
 
 def filled(store: Store, _since_ns: int | None) -> int:

@@ -20,9 +20,9 @@ import pytest
 
 from kvtrace.errors import LabError, UsageError
 from kvtrace.lab import engine, pollers, stack, takedown
+from tests.waiting import LONG_S, until
 
 STAND_INS = str(Path(__file__).parent / "stand_ins")
-DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +61,10 @@ def _running(folder: Path) -> list[str]:
     return found
 
 
-def _wait_until(done: Any) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def _shared(lab: stack.Lab) -> list[Path]:
     """Return the shared memory of the engines' children, once each has said its name."""
     logs = [one.log for one in lab.engines]
-    _wait_until(lambda: all("child has" in log.read_text() for log in logs))
+    until(lambda: all("child has" in log.read_text() for log in logs))
     return [Path("/dev/shm") / log.read_text().partition("child has ")[2].split()[0] for log in logs]
 
 
@@ -82,8 +75,8 @@ def test_everything_comes_up_and_goes_down_though_nobody_hears_the_signal(
 
     with _lab("deaf", prefill=2, decode=1) as lab:
         assert [one.name for one in lab.engines] == ["prefill-0", "prefill-1", "decode-0"]
-        assert all(httpx.get(f"{one.url}/health").is_success for one in lab.engines)
-        assert httpx.get(f"{lab.url}/health").status_code < 500
+        assert all(httpx.get(f"{one.url}/health", timeout=LONG_S).is_success for one in lab.engines)
+        assert httpx.get(f"{lab.url}/health", timeout=LONG_S).status_code < 500
         shared = _shared(lab)
         assert all(path.exists() for path in shared)
         assert len(_running(temporary)) >= 2 * 3 + 1
@@ -136,7 +129,7 @@ def test_children_of_a_killed_api_server_are_found(temporary: Path, monkeypatch:
     with _lab() as lab:
         shared = _shared(lab)
         os.kill(lab.engines[0].pid, signal.SIGKILL)
-        _wait_until(lambda: lab.failed() == ["prefill-0"])
+        until(lambda: lab.failed() == ["prefill-0"])
 
     assert not any(path.exists() for path in shared)
 
@@ -145,13 +138,13 @@ def test_a_killed_engine_starts_again_on_its_port(temporary: Path) -> None:
     with _lab() as lab:
         first = lab.engines[1].pid
         os.kill(first, signal.SIGKILL)
-        _wait_until(lambda: lab.failed() == ["decode-0"])
+        until(lambda: lab.failed() == ["decode-0"])
 
         lab.restart("decode-0")
 
         assert lab.failed() == []
         assert lab.engines[1].pid != first
-        assert httpx.get(f"{lab.engines[1].url}/health").is_success
+        assert httpx.get(f"{lab.engines[1].url}/health", timeout=LONG_S).is_success
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -163,14 +156,14 @@ def test_the_command_leaves_nothing_behind_however_it_ends(
     with output.open("w") as out:
         command = [sys.executable, "-m", "kvtrace", "lab", "push", "--stock"]
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
-    _wait_until(lambda: "# ask it" in output.read_text() or process.poll() is not None)
+    until(lambda: "# ask it" in output.read_text() or process.poll() is not None)
     assert process.poll() is None
 
     process.send_signal(number)
-    process.communicate(timeout=DEADLINE_S)
+    process.communicate(timeout=LONG_S)
 
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-    _wait_until(lambda: _running(temporary) == [] and list(temporary.iterdir()) == [])
+    until(lambda: _running(temporary) == [] and list(temporary.iterdir()) == [])
 
 
 def test_the_rest_goes_on_when_one_engine_ends_and_the_command_says_so_once(temporary: Path, tmp_path: Path) -> None:
@@ -179,29 +172,29 @@ def test_the_rest_goes_on_when_one_engine_ends_and_the_command_says_so_once(temp
     with output.open("w") as out, errors.open("w") as err:
         command = [sys.executable, "-m", "kvtrace", "lab", "push", "--stock", "--json"]
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
-    _wait_until(lambda: output.read_text().endswith("\n"))
+    until(lambda: output.read_text().endswith("\n"))
     facts = json.loads(output.read_text())
     prefill, decode = facts["engines"]
 
     os.kill(decode["pid"], signal.SIGKILL)
-    _wait_until(lambda: "decode-0 ended by itself" in errors.read_text())
+    until(lambda: "decode-0 ended by itself" in errors.read_text())
     time.sleep(1.2)  # two more looks
 
     assert process.poll() is None
-    assert httpx.get(f"{prefill['url']}/health").is_success
+    assert httpx.get(f"{prefill['url']}/health", timeout=LONG_S).is_success
     assert errors.read_text().count("ended by itself") == 1
     process.send_signal(signal.SIGINT)
-    assert process.wait(DEADLINE_S) == 0
+    assert process.wait(LONG_S) == 0
 
 
 def test_interrupted_while_starting_it_leaves_nothing_behind(temporary: Path) -> None:
     environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": STAND_INS, "STAND_IN": "hang"}
     command = [sys.executable, "-m", "kvtrace", "lab", "pull", "--stock"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    _wait_until(lambda: len(_running(temporary)) >= 4)
+    until(lambda: len(_running(temporary)) >= 4)
 
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE_S)
+    process.communicate(timeout=LONG_S)
 
     assert process.returncode == 130
     assert list(temporary.iterdir()) == []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from tests.middleware_doubles import CHUNKS, DECODE, PREFILL, ListTracer, completion, post, serving
+from tests.waiting import LONG_S
 
 TIMER_EARLY_NS = 2_000_000
 """An event loop counts a pause in whole milliseconds from when its turn began, so a pause may be that much shorter."""
@@ -94,8 +95,9 @@ def test_a_body_of_megabytes_in_small_pieces_is_read_right_and_passed_on_whole(t
 
 def test_client_that_goes_away_is_disconnected_and_not_done(tracer: ListTracer) -> None:
     with serving() as url:
-        body = {"stream": True, "pause_s": 0.2, "chunks": [completion("a")] * 20}
-        with httpx.stream("POST", url + "/v1/completions", json=body, headers={"x-request-id": "r-1"}) as reply:
+        body = {"stream": True, "pause_s": 0.2, "chunks": [completion("a")] * 1000}
+        headers = {"x-request-id": "r-1"}
+        with httpx.stream("POST", url + "/v1/completions", json=body, headers=headers, timeout=LONG_S) as reply:
             next(reply.iter_bytes())
         tracer.wait_for("decode.http_disconnected")
     assert tracer.names() == ["decode.http_received", "decode.first_token_out", "decode.http_disconnected"]
@@ -121,7 +123,7 @@ def test_failures_of_the_application_stay_its_own(tracer: ListTracer) -> None:
 def test_other_routes_and_methods_are_left_alone(tracer: ListTracer) -> None:
     with serving() as url:
         post(url, {}, path="/v1/embeddings")
-        assert httpx.get(url + "/v1/completions").status_code == 405
+        assert httpx.get(url + "/v1/completions", timeout=LONG_S).status_code == 405
     assert tracer.events == []
 
 
@@ -227,6 +229,7 @@ def test_what_was_answered_is_in_the_spool_of_a_killed_server(tmp_path: Path) ->
     url = f"http://127.0.0.1:{server.stdout.readline().strip()}"
     for number in range(3):
         post(url, DECODE, request=f"r-{number}")
+    httpx.get(url, timeout=LONG_S)  # answered behind the end of the last one, which its client may have seen first
     server.kill()
     server.wait()
     rows: list[tuple[str, str]] = []

@@ -16,6 +16,7 @@ from instrumented_connectors import middleware, traced
 from kvtrace import profile_server, profiler
 from kvtrace.errors import UsageError
 from tests.pyroscope_stand_in import Sample, StandIn, black_hole, stand_in
+from tests.waiting import LONG_S
 
 HOSTILE = 'e"0\n{x="\ud800\x1b[31m</b>' + "e" * 500
 CLEAN = 'e"0?{x="??[31m</b>'
@@ -58,13 +59,15 @@ if what == "joins":
 found = started("decode")
 assert started("again") is found
 if what in ("works", "joins"):
-    writer = threading.Thread(target=work, args=(["push", "post"], 0.6), name="nixl-push-writer")
+    # By turns, since for a while the sampler may get no processor.
+    writer = threading.Thread(target=work, args=(["push", "post"] * 6, 0.1), name="nixl-push-writer")
     writer.start()
     found.forward_began()
-    digest(0.4)
-    before = found.enter("start_load", "forward")
-    work(["prepare"], 0.3)
-    found.leave(before)
+    for _ in range(4):
+        digest(0.1)
+        before = found.enter("start_load", "forward")
+        work(["prepare"], 0.075)
+        found.leave(before)
     found.forward_ended()
     writer.join()
     if what == "joins":
@@ -126,23 +129,25 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, End
         }
         found = {}
         for name, process in running.items():
-            out, err = process.communicate(timeout=25)
+            out, err = process.communicate(timeout=LONG_S)
             found[name] = Ended(process.returncode, out, err, servers[name].samples() if name in servers else [])
         yield found
 
 
 def is_near(seconds: float, expected_s: float) -> bool:
     """Return whether samples amount to a time: a busy machine takes fewer of them, and sleepers wake late."""
-    return expected_s / 4 < seconds < expected_s * 3
+    return expected_s / 10 < seconds < expected_s * 8
 
 
 def test_waiting_threads_are_sampled_under_their_stages(ended: Mapping[str, Ended]) -> None:
     """Every stage is seen for about as long as it took, whether its thread slept, waited or had let go of the GIL."""
     works = ended["works"]
+    post_s, push_s = (works.seconds(kvtrace_stage=name, kvtrace_thread="writer") for name in ("post", "push"))
 
     assert (works.code, works.err) == (0, "")
-    assert is_near(works.seconds(kvtrace_stage="post", kvtrace_thread="writer"), 0.6)
-    assert is_near(works.seconds(kvtrace_stage="push", kvtrace_thread="writer"), 0.6)
+    assert is_near(post_s, 0.6)
+    assert is_near(push_s, 0.6)
+    assert post_s / 3 < push_s < 3 * post_s
     assert is_near(works.seconds(kvtrace_stage="prepare", kvtrace_thread="forward"), 0.3)
     assert is_near(works.seconds(kvtrace_stage="forward", kvtrace_thread="forward"), 0.4)
     assert works.seconds(kvtrace_stage="post", kvtrace_thread="forward") == 0

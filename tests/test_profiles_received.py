@@ -15,6 +15,7 @@ from kvtrace.profiles.messages import PushRequest
 from kvtrace.profiles.receiver import PATH, Receiver
 from tests.profile_pushes import HOSTILE, SECOND_NS, push
 from tests.sample_store import START_NS
+from tests.waiting import LONG_S
 
 PROTO = {"Content-Type": "application/proto"}
 
@@ -23,7 +24,10 @@ def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path
     labels = {"role": "../../x\0", "process": "/etc", "engine": HOSTILE, "rank": "0", "secret": "no"}
     with Receiver(tmp_path / "profiles") as receiver:
         answer = httpx.post(
-            receiver.url + PATH, content=push([(("f" * 10_000,), {"a\n": '"'}, 1)], **labels), headers=PROTO
+            receiver.url + PATH,
+            content=push([(("f" * 10_000,), {"a\n": '"'}, 1)], **labels),
+            headers=PROTO,
+            timeout=LONG_S,
         )
     (path,) = tmp_path.rglob("*.pb.gz")
     (one,) = folder.files(tmp_path / "profiles")
@@ -49,8 +53,8 @@ def test_a_hostile_push_gets_no_file_outside_and_keeps_its_labels(tmp_path: Path
 )
 def test_what_is_no_push_is_refused_and_the_next_one_taken(tmp_path: Path, path: str, body: bytes, status: int) -> None:
     with Receiver(tmp_path) as receiver:
-        refused = httpx.post(receiver.url + path, content=body, headers=PROTO)
-        taken = httpx.post(receiver.url + PATH, content=push([(("f",), {}, 1)]), headers=PROTO)
+        refused = httpx.post(receiver.url + path, content=body, headers=PROTO, timeout=LONG_S)
+        taken = httpx.post(receiver.url + PATH, content=push([(("f",), {}, 1)]), headers=PROTO, timeout=LONG_S)
 
         assert (refused.status_code, taken.status_code, receiver.kept) == (status, 200, 1)
         assert bool(receiver.failure) == (status == 400)
@@ -59,7 +63,7 @@ def test_what_is_no_push_is_refused_and_the_next_one_taken(tmp_path: Path, path:
 def test_a_page_in_a_browser_cannot_push(tmp_path: Path) -> None:
     with Receiver(tmp_path) as receiver:
         answer = httpx.post(
-            receiver.url + PATH, content=push([(("f",), {}, 1)]), headers={"Content-Type": "text/plain"}
+            receiver.url + PATH, content=push([(("f",), {}, 1)]), headers={"Content-Type": "text/plain"}, timeout=LONG_S
         )
 
     assert (answer.status_code, receiver.kept) == (415, 0)

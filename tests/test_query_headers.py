@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from kvtrace import queries
 from kvtrace.errors import QueryError
 from kvtrace.store import Store
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.mark.parametrize("query", queries.load_all(), ids=lambda query: query.name)

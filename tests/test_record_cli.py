@@ -18,17 +18,20 @@ from kvtrace.cli import recording
 from kvtrace.store import Store
 from tests import exported
 from tests.trace import push
+from tests.waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Emits a router's three points for N requests, SECONDS apart, then says so and ends with CODE.
+# Emits a router's three points for N requests, SECONDS apart, and ends with CODE; the last once the file GO is there.
 EMITTER = """
-import sys, time
+import os, sys, time
 from kvtrace import emit, stages
 count, pause_s, code = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 tracer = emit.tracer()
 for number in range(count):
+    while number == count - 1 and sys.argv[4:] and not os.path.exists(sys.argv[4]):
+        time.sleep(0.02)
     for stage in (stages.ROUTER_RECEIVED, stages.ROUTER_FIRST_TOKEN, stages.ROUTER_DONE):
         tracer.emit(stage.code, f"kvt-{number:032x}", 200)
     print(number, flush=True)
@@ -66,7 +69,7 @@ def program(*arguments: str | Path) -> list[str]:
 
 
 def run(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(program(*arguments), capture_output=True, text=True, check=False, timeout=60, **more)
+    return subprocess.run(program(*arguments), capture_output=True, text=True, check=False, timeout=LONG_S, **more)
 
 
 def start(*arguments: str | Path, **more: Any) -> subprocess.Popen[str]:
@@ -84,13 +87,6 @@ def events(path: Path) -> int:
 
 def spool_folders(folder: Path) -> list[Path]:
     return [path for root in (folder, Path("/dev/shm")) for path in root.glob("kvtrace-spool-*")]
-
-
-def wait_until(condition: Any, timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path, emitter: list[str]) -> None:
@@ -118,7 +114,7 @@ def test_a_signal_reaches_the_command_and_the_store_is_whole(tmp_path: Path, emi
     for _ in range(3):
         process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=LONG_S)
     assert process.returncode == 143
     assert events(store) >= 3 * (3 + len(out.splitlines()))
 
@@ -219,7 +215,7 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
 ) -> None:
     store, spools = tmp_path / "run.duckdb", [tmp_path / "one", tmp_path / "two"]
     follower = start("-o", store, "--spool", spools[0], "--spool", spools[1])
-    wait_until(store.exists)
+    until(store.exists)
     for spool in spools:
         subprocess.run(
             [*emitter, "2", "0", "0"],
@@ -227,9 +223,9 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
             check=True,
             stdout=subprocess.DEVNULL,
         )
-    wait_until(lambda: events(store) == 12)
+    until(lambda: events(store) == 12)
     follower.send_signal(signal.SIGINT)
-    assert follower.wait(30) == 0
+    assert follower.wait(LONG_S) == 0
     assert answer(store, "SELECT count(*) FROM process") == 2
     assert [list(spool.glob("*.kvt")) for spool in spools] == [[], []], "what is recorded is removed"
 
@@ -237,8 +233,8 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
 def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicates(
     tmp_path: Path, emitter: list[str]
 ) -> None:
-    store = tmp_path / "run.duckdb"
-    process = start("-o", store, "--", *emitter, "25", "0.1", "0")
+    store, go = tmp_path / "run.duckdb", tmp_path / "go"
+    process = start("-o", store, "--", *emitter, "25", "0.05", "0", go)
     assert process.stdout is not None
     assert process.stderr is not None
     resume = process.stderr.readline().split("`")[1].split()
@@ -246,6 +242,7 @@ def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicate
     for _ in range(15):
         process.stdout.readline()
     process.kill()
+    go.touch()
     rest = process.stdout.readlines()  # the command lives on, and its output with it
     assert rest[-1] == "24\n"
     ended = run(*resume[2:], "--once")
@@ -256,18 +253,20 @@ def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicate
 
 def test_the_spool_of_what_still_runs_is_kept_and_named(tmp_path: Path, emitter: list[str]) -> None:
     store = tmp_path / "run.duckdb"
-    output = tmp_path / "output"
+    output, go = tmp_path / "output", tmp_path / "go"
     os.mkfifo(output)
     held = os.open(output, os.O_RDWR)  # so that nobody waits for a reader
-    command = f"setsid {' '.join(emitter)} 40 0.1 0 >{output} 2>&1 </dev/null & sleep 1"
+    command = f"setsid {' '.join(emitter)} 2 0 0 {go} >{output} 2>&1 </dev/null &"
+    command += " until ls $KVTRACE_SPOOL/*.kvt; do sleep 0.05; done >/dev/null 2>&1"
     ended = run("-o", store, "--", "bash", "-c", command)
     assert ended.returncode == 0
     (kept,) = [line for line in ended.stderr.splitlines() if "is kept" in line]
     folder = Path(kept.split()[1])
     assert folder.is_dir()
+    go.touch()
     with output.open() as told:
         os.close(held)
-        assert told.readlines()[-1] == "39\n"  # the pipe has an end once its last writer has
+        assert told.readlines()[-1] == "1\n"  # the pipe has an end once its last writer has
     assert cli.main(["record", "-o", str(tmp_path / "rest.duckdb"), "--spool", str(folder), "--once"]) == 0
     assert not folder.exists()
 

@@ -10,6 +10,7 @@ import pytest
 
 from kvtrace.router.config import Mode, TransferId
 from tests.dispatched import BODY, BOTH, post
+from tests.router_client import send
 from tests.router_doubles import JSON, TOKENS, EngineDouble, Stamps, routing, until
 
 
@@ -171,7 +172,9 @@ async def test_transfer_id_goes_to_both_legs_where_the_release_takes_it(
     prefill, decode = EngineDouble("p0", release=release), EngineDouble("d0", release=release)
 
     async with routing(Mode.PUSH, [prefill], [decode], transfer_id=TransferId(transfer_id)) as url:
-        await asyncio.sleep(0.2)
+        if transfer_id == "auto":
+            await until(lambda: "/version" in prefill.looked_up and "/version" in decode.looked_up)
+            await send(url, b"", "/version", "GET")  # which takes the router longer than to read those answers
         await post(url)
 
     minted = prefill.seen[0].headers["x-request-id"]

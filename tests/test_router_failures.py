@@ -32,14 +32,18 @@ async def test_a_clients_own_kv_transfer_params_reach_no_engine(stamps: Stamps, 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_error_of_p_is_passed_on_whole_and_d_is_let_go(stamps: Stamps, mode: Mode, stream: bool) -> None:
     prefill, decode = EngineDouble("p0", status=422, error=b'{"error":"bad \xc3\xbc"}'), EngineDouble("d0")
+    prefill.gate.clear()
     decode.gate.clear()
 
     async with routing(mode, [prefill], [decode]) as url:
-        status, body, headers = await post(url, BODY | {"stream": stream})
+        request = asyncio.create_task(post(url, BODY | {"stream": stream}))
+        await until(lambda: prefill.seen and (decode.seen or mode is Mode.PULL))
+        prefill.gate.set()
+        status, body, headers = await request
+        await until(lambda: all(seen.disconnected for seen in decode.seen))
 
     assert (status, body) == (422, prefill.error)
     assert (headers["content-type"], headers["x-engine"]) == ("application/json", "p0")
-    assert all(seen.disconnected for seen in decode.seen)
     assert len(decode.seen) == (1 if mode is Mode.PUSH else 0)
     assert stamps.named("failed")[0].ref == "prefill: 422"
 
@@ -47,11 +51,16 @@ async def test_an_error_of_p_is_passed_on_whole_and_d_is_let_go(stamps: Stamps, 
 @BOTH
 async def test_an_error_of_d_is_passed_on_whole_and_p_is_let_go(stamps: Stamps, mode: Mode) -> None:
     prefill, decode = EngineDouble("p0"), EngineDouble("d0", status=503)
+    decode.gate.clear()
     if mode is Mode.PUSH:
         prefill.gate.clear()
 
     async with routing(mode, [prefill], [decode]) as url:
-        status, body, headers = await post(url)
+        request = asyncio.create_task(post(url))
+        await until(lambda: prefill.seen and decode.seen)
+        decode.gate.set()
+        status, body, headers = await request
+        await until(lambda: prefill.seen[0].disconnected or mode is Mode.PULL)
 
     assert (status, body, headers["x-engine"]) == (503, decode.error, "d0")
     assert prefill.seen[0].disconnected == (mode is Mode.PUSH)
@@ -130,18 +139,19 @@ async def test_a_client_that_goes_away_takes_its_legs_along(stamps: Stamps, mode
         (prefill if stuck == "prefill" else decode).gate.clear()
     if stuck == "prefill":
         decode.gate.clear()
+    reached = (1, 0 if (mode, stuck) == (Mode.PULL, "prefill") else 1)
 
     async with routing(mode, [prefill], [decode]) as url:
         async with aiohttp.ClientSession() as session:
             request = asyncio.create_task(session.post(url + "/v1/completions", json=BODY))
-            await stamps.wait_for({"prefill": "prefill_sent", "decode": "decode_sent", "stream": "first_token"}[stuck])
-            await asyncio.sleep(0.05)
+            await until(lambda: (len(prefill.seen), len(decode.seen)) == reached)
+            if stuck == "stream":
+                await stamps.wait_for("first_token")
             request.cancel()
         await stamps.wait_for("cancelled")
-        await until(lambda: all(seen.disconnected for seen in decode.seen))
+        left = [*decode.seen, *(prefill.seen if stuck == "prefill" else ())]
+        await until(lambda: all(seen.disconnected for seen in left))
 
-    assert (len(prefill.seen), len(decode.seen)) == (1, 0 if (mode, stuck) == (Mode.PULL, "prefill") else 1)
+    assert (len(prefill.seen), len(decode.seen)) == reached
     assert stamps.order()[-1] == "cancelled"
     assert stamps.named("done") == stamps.named("failed") == []
-    if stuck == "prefill":
-        assert prefill.seen[0].disconnected

@@ -80,8 +80,12 @@ async def test_a_slow_client_holds_the_engine_back(stamps: Stamps) -> None:
     async with routing(Mode.PULL, [EngineDouble("p0")], [decode]) as url:
         reader, writer = await raw(url, posted(BODY))
         await reader.read(1)
-        await asyncio.sleep(1.5)
-        sent = decode.chunks_sent
+        await until(lambda: decode.chunks_sent)
+        sent, looks = 0, 0
+        while looks < 10:  # at which nothing more had been sent
+            await asyncio.sleep(0.05)
+            looks = looks + 1 if decode.chunks_sent == sent else 0
+            sent = decode.chunks_sent
         writer.close()
         await stamps.wait_for("cancelled")
 

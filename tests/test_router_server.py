@@ -17,7 +17,9 @@ import pytest
 
 from kvtrace.segments import SegmentFile
 from kvtrace.stages import BY_CODE
+from tests.router_client import send
 from tests.router_doubles import TOKENS, EngineDouble, serving, until
+from tests.waiting import LONG_S
 
 PROGRAM = (sys.executable, "-m", "kvtrace", "router")
 BODY = {"prompt": [1, 2], "stream": True}
@@ -38,7 +40,7 @@ async def program(
             env=os.environ | {"KVTRACE_SPOOL": str(folder / "spool")},
         )
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LONG_S):
                 while not port_file.exists():
                     assert process.returncode is None
                     await asyncio.sleep(0.05)
@@ -53,7 +55,7 @@ async def program(
 async def test_a_signal_lets_requests_in_flight_finish(tmp_path: Path, number: signal.Signals) -> None:
     decode = EngineDouble("d0", pauses_before=1)
 
-    async with program(tmp_path, EngineDouble("p0"), decode, "--grace", "20") as (process, url):
+    async with program(tmp_path, EngineDouble("p0"), decode, "--grace", "120") as (process, url):
         async with aiohttp.ClientSession() as session, session.post(url + "/v1/completions", json=BODY) as reply:
             await until(lambda: decode.paused)
             process.send_signal(number)
@@ -78,7 +80,7 @@ async def test_the_grace_ends_and_the_request_is_recorded_as_failed(tmp_path: Pa
             process.terminate()
             with pytest.raises(aiohttp.ClientError):
                 await reply.read()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG_S):
             await process.wait()
 
     assert process.returncode == 0
@@ -89,6 +91,7 @@ async def test_a_spool_holds_the_requests_points_in_order(tmp_path: Path) -> Non
     async with program(tmp_path, EngineDouble("p0"), EngineDouble("d0")) as (process, url):
         async with aiohttp.ClientSession() as session, session.post(url + "/v1/completions", json=BODY) as reply:
             await reply.read()
+        await send(url, b"", "/nowhere", "GET")  # answered behind the end of the first, which its client may see first
         process.kill()
         await process.wait()
 
@@ -124,7 +127,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         port = str(taken.getsockname()[1])
         engines = ("--mode", "push", "--prefill", "http://127.0.0.1:9", "--decode", "http://127.0.0.1:9")
         result = subprocess.run(
-            (*PROGRAM, *engines, "--port", port), check=False, capture_output=True, text=True, timeout=60
+            (*PROGRAM, *engines, "--port", port), check=False, capture_output=True, text=True, timeout=120
         )
 
     assert result.returncode == 1
@@ -134,7 +137,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
 
 def test_a_wrong_address_is_a_usage_error() -> None:
     command = (*PROGRAM, "--mode", "push", "--prefill", "http://p,engine_id=e", "--decode", "http://d")
-    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
     assert result.returncode == 2
     assert "missing: host, port" in result.stderr

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 from tests.observers import REMOTE, from_p, scheduler
 
 TO_P = {"do_remote_decode": True}

@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from kvtrace import clock, emit, segments, stages, wire
 from kvtrace.errors import SpoolError
 from kvtrace.segments import SegmentFile
 from tests import spooled
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from kvtrace.segments import Batch
@@ -223,10 +223,12 @@ def test_a_file_is_sealed_when_its_writer_is_dead(tmp_path: Path) -> None:
     assert [file.sealed for file in files] == [False, False]
 
     process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while not all(file.sealed for file in files) and time.monotonic() < deadline:
+
+    def are_sealed() -> bool:
         assert all(len(file.poll().records) < 5 for file in files)
-    assert [file.sealed for file in files] == [True, True]
+        return all(file.sealed for file in files)
+
+    until(are_sealed)
     process.communicate()
 
 

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
 import pytest
 
 from instrumented_connectors import privates
 from instrumented_connectors.peers import PeerSide
 from instrumented_connectors.sender import SenderSide
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 from tests.observers import agent, read
+from tests.waiting import until
 
 
 @pytest.fixture
 def memory() -> doubles.Memory:
     return doubles.Memory()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_the_wake_that_finds_work_is_shown_and_idle_ones_are_not(memory: doubles.Memory) -> None:
@@ -36,21 +24,21 @@ def test_the_wake_that_finds_work_is_shown_and_idle_ones_are_not(memory: doubles
     pushing.registrations["r"] = {"request_id": "r-on-D"}
     pushing.start()
     try:
-        eventually(lambda: pushing.rounds == 1)
+        until(lambda: pushing.rounds == 1)
         for expected in (2, 3):
             pushing._push_writer_wake.set()
-            eventually(lambda expected=expected: pushing.rounds == expected)
+            until(lambda expected=expected: pushing.rounds == expected)
         assert memory.names == []
         pushing._finished_blocks_inbox.put(("r", ([1],)))
         pushing._push_writer_wake.set()
-        eventually(lambda: "sender.slept" in memory.names)
+        until(lambda: "sender.slept" in memory.names)
     finally:
         pushing.stop()
 
     assert memory.names[:4] == ["sender.woke", "sender.picked", "transfer.matched", "sender.slept"]
     woke, picked, matched, _ = memory.events[:4]
     assert woke.numbers[1] == 1
-    assert 0 < woke.numbers[2] < 5_000_000_000
+    assert 0 < woke.numbers[2] < 60_000_000_000
     assert (picked.request, matched.request, matched.ref) == ("r", "r", "r-on-D")
     assert pushing.started == [("r", "r-on-D")]
 

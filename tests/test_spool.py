@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvtrace import emit, series, spool, stages
+from kvtrace import emit, spool, stages
 from tests import spooled
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +54,27 @@ def emit_many(tracer: emit.Emitter, count: int, start: int = 0, pause_every: int
             time.sleep(0.001)
 
 
+def emit_in_parts(tracer: emit.Emitter, count: int) -> None:
+    """Emit so many, with a new window whenever one is used up, however seldom the spool's thread gets a processor."""
+    for start in range(0, count, 500):
+        emit_many(tracer, 500, start)
+        tracer.flush()
+
+
+def emit_once_there_is_room(tracer: emit.Emitter, request: str) -> None:
+    """Emit one event that is not dropped: the spool's thread looks for room every RETRY_S."""
+
+    def is_kept() -> bool:
+        before = tracer.dropped().get(ENQUEUED)
+        tracer.emit(ENQUEUED, request, 1)
+        return tracer.dropped().get(ENQUEUED) == before
+
+    until(is_kept, what=f"there is room for {request}")
+
+
 def test_budget_spent_drops_and_counts_by_stage(small_windows: None, tmp_path: Path) -> None:
     tracer = emit.Emitter(tmp_path, budget_bytes=256 * 1024)
-    emit_many(tracer, 10_000)
+    emit_in_parts(tracer, 10_000)
     for _ in range(100):
         tracer.emit(FINISHED, "r0")
     tracer.flush()
@@ -71,11 +90,10 @@ def test_budget_spent_drops_and_counts_by_stage(small_windows: None, tmp_path: P
 
 def test_room_comes_back_when_the_recorder_deletes_files(small_windows: None, tmp_path: Path) -> None:
     tracer = emit.Emitter(tmp_path, budget_bytes=256 * 1024)
-    emit_many(tracer, 10_000)
+    emit_in_parts(tracer, 10_000)
     for path in sorted(tmp_path.glob("*.kvt"))[:-1]:
         path.unlink()
-    time.sleep(2 * series.RETRY_S + 0.3)
-    tracer.emit(ENQUEUED, "again", 1)
+    emit_once_there_is_room(tracer, "again")
     tracer.flush()
 
     found = spooled.read(tmp_path)
@@ -118,8 +136,7 @@ def test_room_filled_by_others_and_freed_again(tmpfs: Path) -> None:
     (tmpfs / "other").unlink()
     for path in sorted(tmpfs.glob("*.kvt"))[:-1]:
         path.unlink()
-    time.sleep(2 * series.RETRY_S + 0.3)
-    tracer.emit(ENQUEUED, "again")
+    emit_once_there_is_room(tracer, "again")
 
     assert spooled.read(tmpfs).of(ENQUEUED)[-1].request == "again"
     tracer.close()
@@ -172,9 +189,7 @@ def test_a_folder_that_cannot_be_made_again(tmp_path: Path) -> None:
     assert tracer.dropped()[ENQUEUED] == 150
 
     folder.unlink()
-    time.sleep(2 * series.RETRY_S + 0.3)
-    tracer.flush()
-    tracer.emit(ENQUEUED, "again")
+    emit_once_there_is_room(tracer, "again")
 
     assert [event.request for event in spooled.read(folder).of(ENQUEUED)] == ["again"]
     tracer.close()
@@ -182,8 +197,7 @@ def test_a_folder_that_cannot_be_made_again(tmp_path: Path) -> None:
 
 def test_used_files_are_sealed_and_unmapped(small_windows: None, tmp_path: Path) -> None:
     tracer = emit.Emitter(tmp_path)
-    emit_many(tracer, 10_000)
-    tracer.flush()
+    emit_in_parts(tracer, 10_000)
     tracer.flush()
 
     mapped = Counter(
@@ -197,12 +211,13 @@ def test_used_files_are_sealed_and_unmapped(small_windows: None, tmp_path: Path)
 
 def test_windows_grow_while_they_fill_fast_and_shrink_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "RESERVE_BYTES_MAX", spool.FIRST_BYTES)
+    monkeypatch.setattr(spool, "PRESSED_NS", 60_000_000_000)
     made = spool.Spool(tmp_path, spool.BUDGET_BYTES)
     ends = []
     for _ in range(6):
         made.grow()
         ends.append(made._segment.end)
-    time.sleep(spool.PRESSED_NS / 1e9 + 0.05)
+    monkeypatch.setattr(spool, "PRESSED_NS", 0)  # any time that has gone by is a long one
     made.grow()
 
     unit = spool.FIRST_BYTES

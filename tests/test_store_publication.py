@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_a_published_store_can_be_held_open_by_anybody(path: Path) -> None:
         assert held.stdout.readline() == "open\n"
         store.append("event", events("b"))
         store.publish(path)
-        out, _ = held.communicate("\n", timeout=30)
+        out, _ = held.communicate("\n", timeout=120)
     with Store.open(path) as published:
         rows = published.rows("SELECT request FROM event ORDER BY t_ns, request")
 
@@ -126,17 +125,17 @@ def test_readers_see_only_whole_snapshots(path: Path) -> None:
         store.publish(path)
     reader = subprocess.Popen(
         [sys.executable, "-c", """
-import sys, time
+import sys
 from kvtrace.store import Store
 seen = last = 0
-while time.monotonic() < float(sys.argv[2]):
+while seen < 6:
     with Store.open(sys.argv[1]) as store:
         rows = store.rows("SELECT request, count(*) AS n FROM event GROUP BY request")
     assert all(row["n"] == 10 for row in rows), rows
     assert len(rows) >= last, (len(rows), last)
-    last, seen = len(rows), seen + 1
-print(seen, last)
-""", str(path), str(time.monotonic() + 3)],
+    last, seen = len(rows), seen + (len(rows) > last)
+print(last)
+""", str(path)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with Store.open(working_path(path), "write") as store:
@@ -147,12 +146,10 @@ print(seen, last)
                     store.append("event", events(*[f"r{number}"] * 5))
             number += 1
             store.publish(path)
-    out, err = reader.communicate(timeout=30)
+    out, err = reader.communicate()
 
     assert reader.returncode == 0, err
-    opened, last = map(int, out.split())
-    assert opened > 3
-    assert 0 < last <= number
+    assert 6 <= int(out) <= number
 
 
 def test_a_snapshot_that_is_replaced_while_it_is_opened_is_opened_anew(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from instrumented_connectors.watch import Bounded, watch
 from instrumented_connectors.worker_side import WorkerSide
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 from tests.observers import agent, read, scheduler, stepped, worker
 
 

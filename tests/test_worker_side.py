@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +13,6 @@ from instrumented_connectors.device_clock import DeviceClock
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.step_mark import StepMark
 from tests import connector_doubles as doubles
-
-if TYPE_CHECKING:
-    pass
 from tests.observers import stepped, worker
 
 

@@ -69,7 +69,12 @@ class Audience:
         self._ended: dict[str, int] = {}  # by possible request id, when its end was seen
         self._told: dict[tuple[str, int], None] = {}  # in order of telling
         self._newest_ns = 0
+        self._taken_in_ns = 0
         self._next_s = 0.0
+
+    def took_in(self, until_ns: int) -> None:
+        """Learn that whatever was emitted before that time (Unix ns) is in the store."""
+        self._taken_in_ns = until_ns
 
     def took(self, store: Store, events: pa.Table) -> None:
         """Pass on events that were committed."""
@@ -91,7 +96,8 @@ class Audience:
         if not self._observers or (time.monotonic() < self._next_s and not is_last):
             return
         self._next_s = time.monotonic() + _IDLE_S
-        keys = self._over(store, time.time_ns(), is_last=is_last)
+        # By what is in the store: an analysis may take longer than points need to arrive.
+        keys = self._over(store, self._taken_in_ns, is_last=is_last)
         for observer in self._observers:
             self._guarded(observer, partial(observer.over, store, keys, stats))
 
@@ -110,8 +116,8 @@ class Audience:
         except Exception as error:  # noqa: BLE001 -- an onlooker's trouble is none of the recording's
             self._notice(type(observer).__name__, f"failed: {type(error).__name__}: {error}")
 
-    def _over(self, store: Store, now_ns: int, *, is_last: bool) -> list[int]:
-        settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= now_ns]
+    def _over(self, store: Store, taken_in_ns: int, *, is_last: bool) -> list[int]:
+        settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= taken_in_ns]
         if not self._newest_ns or (not settled and not is_last):
             return []
         # At the end what lacks one counts too, but for what an earlier recorder of this store has told.

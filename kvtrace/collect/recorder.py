@@ -195,12 +195,14 @@ class Recorder:
 
     def _pass(self, store: Store) -> int:
         """Commit what all files have to give now; return how many records that was, those left out included."""
+        began_ns = time.time_ns()
         self._folders.scan()
         try:
             records = self._commit_all(store)
         except BaseException:
             self._folders.forget_uncommitted()
             raise
+        self._audience.took_in(began_ns)
         self.stats.skipped_files = self._folders.refused_files
         return records
 
@@ -251,8 +253,7 @@ class Recorder:
         if is_analyzed and not is_new and not self._unwritten_notices:
             self._audience.analyzed(store, self.stats)
             return 0
-        is_behind = self._since_ns is not None
-        if self._since_ns is not None:
+        if is_behind := self._since_ns is not None:
             self._analyze(store, self._since_ns)
         self._is_unpublished |= self._conclusions.refresh(store)
         self._write_own(store, "recording")

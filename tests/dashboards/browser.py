@@ -18,8 +18,9 @@ from typing import Any
 
 import aiohttp
 
-START_SECONDS = 30
-ANSWER_SECONDS = 60
+from tests.waiting import LONG_S
+
+START_SECONDS = ANSWER_SECONDS = LONG_S
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-dev-shm-usage", "--remote-debugging-port=0",
@@ -61,6 +62,15 @@ class Tab:
                 return True
             await asyncio.sleep(0.2)
         return False
+
+    async def settled(self, expression: str, seconds: float) -> Any:
+        """Return what the expression is in the page once it stays so for a second, or after the time."""
+        end = time.monotonic() + seconds
+        before, found = None, await self.value(expression)
+        while found != before and time.monotonic() < end:
+            await asyncio.sleep(1)
+            before, found = found, await self.value(expression)
+        return found
 
     async def resize(self, width: int, height: int) -> None:
         """Give the page a size in pixels."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from kvtrace.lab import ports
 from tests.dashboards import tools
+from tests.waiting import LONG_S, until
 
 
 @contextmanager
@@ -23,37 +23,33 @@ def prometheus(folder: Path, port: int, scrapes: int = 6) -> Iterator[str]:
         "global: {scrape_interval: 1s}\nscrape_configs:\n"
         f'  - {{job_name: kvtrace, static_configs: [{{targets: ["127.0.0.1:{port}"]}}]}}\n'
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = free.getsockname()[1]
+    own = ports.take()  # not of those that outgoing connections get meanwhile
     command = [
         tools.prometheus(), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{own}", "--log.level=error",
     ]  # fmt: skip
     process = subprocess.Popen(command, cwd=folder)
     address = f"http://127.0.0.1:{own}"
+
+    def has_scraped() -> bool:
+        assert process.poll() is None, "Prometheus has ended"
+        with suppress(OSError):
+            return bool(samples(address, f"count_over_time(kvtrace_run_info[1m]) >= {scrapes}"))
+        return False
+
     try:
-        end_s = time.monotonic() + 40
-        while time.monotonic() < end_s:
-            try:
-                if samples(address, f"count_over_time(kvtrace_run_info[1m]) >= {scrapes}"):
-                    break
-            except OSError:
-                pass
-            time.sleep(0.2)
-        else:
-            raise AssertionError("Prometheus did not scrape within 40 s")
+        until(has_scraped, what="Prometheus has scraped")
         yield address
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(LONG_S)
 
 
 def samples(address: str, expression: str, **span: float) -> list[dict[str, Any]]:
     """Return the series that an expression has now, or over a span."""
     what = "query_range" if span else "query"
     query = urllib.parse.urlencode({"query": expression, **span})
-    with urllib.request.urlopen(f"{address}/api/v1/{what}?{query}", timeout=20) as reply:  # noqa: S310 -- loopback
+    with urllib.request.urlopen(f"{address}/api/v1/{what}?{query}", timeout=LONG_S) as reply:  # noqa: S310 -- loopback
         return list(json.load(reply)["data"]["result"])
 
 
@@ -62,7 +58,7 @@ def label_values(address: str, selector: str) -> dict[str, list[str]]:
 
     def get(path: str) -> list[str]:
         query = urllib.parse.urlencode({"match[]": selector})
-        with urllib.request.urlopen(f"{address}/api/v1/{path}?{query}", timeout=20) as reply:  # noqa: S310 -- loopback
+        with urllib.request.urlopen(f"{address}/api/v1/{path}?{query}", timeout=LONG_S) as reply:  # noqa: S310 -- loopback
             return list(json.load(reply)["data"])
 
     return {label: get(f"label/{label}/values") for label in get("labels")}

@@ -23,7 +23,7 @@ from tests.dashboards.stores import FROM_MS, TO_MS, write_empty, write_full
 
 WIDTH = 1600
 TOP_HEIGHT = 1090
-DRAWN_SECONDS = 60
+DRAWN_SECONDS = 120
 BOARDS = {board.uid: board.to_json() for board in files.boards()}
 PICTURES = tools.ROOT / ".dashboards" / "pictures"
 # What a unit stands for in the unit of the column; Grafana's formats pick the one that suits the value.
@@ -67,11 +67,11 @@ async def _drawn(chromium: str, address: str, expected: int, picture: Path) -> D
         height = await tab.value("window.boardHeight")
         await tab.resize(WIDTH, height)
         await tab.until(f"Object.keys(window.drawn).length >= {expected}", DRAWN_SECONDS)
-        # One more turn of the browser, for what is drawn after its data has come.
-        await asyncio.sleep(1)
-        texts = await tab.value(
+        # Some is drawn only after its data has come.
+        texts = await tab.settled(
             "Object.fromEntries([...document.querySelectorAll('[data-panel]')]"
-            ".map((panel) => [panel.dataset.panel, panel.innerText]))"
+            ".map((panel) => [panel.dataset.panel, panel.innerText]))",
+            DRAWN_SECONDS,
         )
         labels = await tab.value("[...document.querySelectorAll('label')].map((label) => label.innerText)")
         drawn, failures, asked = [await tab.value(f"window.{name}") for name in ("drawn", "failures", "asked")]

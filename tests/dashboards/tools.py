@@ -1,4 +1,4 @@
-"""Programs of others that the dashboards' tests use, and where `make dashboards-setup` puts those it installs."""
+"""Programs of others that the dashboards' tests use, and where `make dashboards-test` puts those it installs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 HOME = ROOT / ".dashboards"
-MISSING = "make dashboards-setup installs it"
+MISSING = "make dashboards-test installs it"
 
 
 def found(name: str, *places: Path) -> str:
     """Return the path of a program; skip the test where it is neither set up nor on PATH.
 
-    With KVTRACE_DASHBOARDS=required, as in CI, it fails instead.
+    With KVTRACE_DASHBOARDS=required it fails instead.
     """
     for place in places:
         if place.exists():

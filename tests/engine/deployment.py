@@ -194,7 +194,7 @@ def stop_for(pid: int, duration_s: float, after_s: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def prolong_stop(pid: int, duration_s: float, timeout_s: float = 5.0) -> None:
+def prolong_stop(pid: int, duration_s: float, timeout_s: float = 60.0) -> None:
     """Wait until the process has stopped itself, and let it go on after some more time."""
     deadline_s = time.monotonic() + timeout_s
     while not is_stopped(pid) and time.monotonic() < deadline_s:

@@ -7,11 +7,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / ".venv-clients"
@@ -49,7 +50,7 @@ def following(store: Path, spool: Path, *options: str | Path) -> Iterator[subpro
             kvtrace("record", "-o", store, "--spool", spool, *options), stdout=output, stderr=output, text=True
         )
     try:
-        wait_until(lambda: "recording into" in log.read_text(), what=f"{log} says that it records")
+        until(lambda: "recording into" in log.read_text(), what=f"{log} says that it records")
         yield process
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -85,14 +86,6 @@ def assert_exact(request: dict[str, Any]) -> None:
     segments = request["segments"]
     assert sum(segment["end_ns"] - segment["start_ns"] for segment in segments) == request["ttft_ns"]
     assert all(one["end_ns"] == other["start_ns"] for one, other in itertools.pairwise(segments))
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30, what: str = "the condition") -> None:
-    """Return once the condition holds; fail after some time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s} s until {what}"
-        time.sleep(0.02)
 
 
 def family(pid: int) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import programs, raising
+from tests.engine import raising
 from tests.engine.conftest import Deployments
 from tests.engine.raising import Bench
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -70,7 +72,7 @@ def check_hook(one: Bench, hook: str, expected: list[object]) -> set[str]:
             said.append(one.said())
             return raising.pids(raising.OFF, "".join(said)) == sorted(one.switch.raised().get(hook, ()))
 
-        programs.wait_until(is_said_where_it_raised, 5, f"each process says once that {hook} ended tracing")
+        until(is_said_where_it_raised, what=f"each process says once that {hook} ended tracing")
         raised = one.switch.raised()
     assert raised.keys() <= {hook}
     reasons = one.disabled()
@@ -110,22 +112,24 @@ def check_full(one: Bench, expected: list[object], folder: Path) -> None:
 
 def check_removed(one: Bench, expected: list[object]) -> None:
     """Remove the spool folder while it is written to, and give it back later."""
-    spool = one.new_folder("removed")
+    spool, said = one.new_folder("removed"), []
+
+    def told(what: re.Pattern[str]) -> list[int]:
+        said.append(one.said())
+        return raising.pids(what, "".join(said))
+
     one.point_to(spool)
     with one.fresh("nothing"):
         assert one.ask() == expected[:2]
         raising.remove(spool)
         assert one.ask() == expected[:2]
-        time.sleep(2.5)  # by now each process has seen it
+        until(lambda: len(told(raising.NO_ROOM)) >= 4, what="processes have seen it")
         assert one.ask() == expected[:2]
-    said = one.said()
-    lost = raising.pids(raising.NO_ROOM, said)
-    assert len(lost) == len(set(lost)) >= 4
-    assert not raising.pids(raising.OFF, said)
     spool.mkdir()
-    time.sleep(2.5)
+    until(lambda: set(told(raising.ROOM_AGAIN)) == set(told(raising.NO_ROOM)), what="each goes on that had seen it")
     assert one.ask() == expected[:2]
-    assert set(raising.pids(raising.ROOM_AGAIN, one.said())) == set(lost)
+    assert not told(raising.OFF)
+    assert len(told(raising.NO_ROOM)) == len(set(told(raising.NO_ROOM)))
     assert list(spool.glob("*.kvt"))
 
 

@@ -18,6 +18,7 @@ from kvtrace.store import Store
 from kvtrace.verdict import VERDICTS
 from tests.engine import programs
 from tests.engine.deployment import Deployment
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -84,7 +85,7 @@ def test_killed_recorder_is_started_again_and_nothing_comes_twice(deployment: De
     with ThreadPoolExecutor(1) as pool:
         with programs.following(store, deployment.spool) as recorder:
             workload.run(deployment.lab.url, **BEFORE)
-            programs.wait_until(lambda: holds_a_request(store), what="a snapshot holds a request")
+            until(lambda: holds_a_request(store), what="a snapshot holds a request")
             load = pool.submit(workload.run, deployment.lab.url, **LOAD)
             time.sleep(KILL_AFTER_S)
             recorder.kill()
@@ -174,6 +175,6 @@ def test_killed_engine_leaves_its_events_and_verdicts(spent_deployment: Deployme
     )
     assert {row["kind"] for row in last} == {"api", "core", "worker"}
     for row in last:
-        assert 0 < killed_unix_ns + 1e9 - row["t_ns"] < 3e9, row["kind"]
+        assert 0 < killed_unix_ns + 1e9 - row["t_ns"] < 6e9, row["kind"]
     assert len(processes) >= 7  # API server, core and worker of each engine, and the router
     assert not programs.alive(processes)

@@ -36,10 +36,10 @@ def test_answers_depend_on_the_prompt_and_not_on_the_hand_off(deployment: Deploy
 def _leave_while_the_engine_finishes(deployment: Deployment) -> None:
     """Send a request of one token whose client leaves when D's core has finished it and holds its output back."""
     body = {"model": deployment.lab.model, "prompt": "left", "max_tokens": 1, "ignore_eos": True, "stream": True}
-    with deployment.faults.on({("decode", "core.sends_output"): 600.0}), pytest.raises(httpx.ReadTimeout):
+    with deployment.faults.on({("decode", "core.sends_output"): 2400.0}), pytest.raises(httpx.ReadTimeout):
         httpx.post(
             deployment.lab.url + "/v1/completions", json=body,
-            timeout=httpx.Timeout(10, read=0.3), trust_env=False,
+            timeout=httpx.Timeout(10, read=1.2), trust_env=False,
         )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from tests.engine import programs
 from tests.engine.audience import explaining, looking, panels_sql, reading
 from tests.engine.conftest import Deployments
 from tests.live_fleet import emitting
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.engine,
@@ -113,19 +114,19 @@ def observe(lab: Lab, lab_spool: Path, folder: Path) -> Observed:
         address = stack.enter_context(prometheus(folder, metrics_port(store), scrapes=1))
         began = spent(address)
         with looking(store) as ages_s:
-            programs.wait_until(lambda: over(address) > 0, SEEN_S, "a request is over")
+            until(lambda: over(address) > 0, SEEN_S, "a request is over")
             explained = readers.enter_context(explaining(store))
             emitted.wait(SECONDS + SEEN_S)
         ended = spent(address)
         records = load.result(timeout=SEEN_S).records
         assert [record.error for record in records if record.error] == []
         sent = emitted.request_ids | {record.client_request_id for record in records}
-        programs.wait_until(lambda: over(address) >= len(sent), SEEN_S, "Prometheus has counted everything")
+        until(lambda: over(address) >= len(sent), SEEN_S, "Prometheus has counted everything")
         p, d = (engine.engine_id for engine in lab.engines)
         answers = {"all": live_answers(address), "the lab": live_answers(address, prefill=p, decode=d)}
         for reader in (panels, plug_in):
-            programs.wait_until(lambda one=reader: one.has_seen(len(sent)), SEEN_S, "a reader sees everything")
-        programs.wait_until(lambda: explained.has_seen(sent), SEEN_S, "explain shows everything")
+            until(lambda one=reader: one.has_seen(len(sent)), SEEN_S, "a reader sees everything")
+        until(lambda: explained.has_seen(sent), SEEN_S, "explain shows everything")
         series, labels = count_series(address), label_values(address, ALL_SERIES)
         readers.callback(lambda: [reader.process.terminate() for reader in (panels, plug_in)])
     readings = {"explain": explained.lines, "panels": panels.lines, "copy": plug_in.lines}

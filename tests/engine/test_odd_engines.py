@@ -18,6 +18,7 @@ from kvtrace.lab import workload
 from kvtrace.store import Store
 from tests.engine import programs
 from tests.engine.deployment import Answer, Deployment
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -57,7 +58,7 @@ def settled(deployment: Deployment, kind: str) -> Answer:
         answers[:] = deployment.answers()[kind]
         return bool(answers) and answers[-1].row["checked_blocks"] is not None
 
-    programs.wait_until(is_in, 10, f"the checks of {kind} are in")
+    until(is_in, what=f"the checks of {kind} are in")
     time.sleep(0.2)  # what the other side may still have to say
     return deployment.answers()[kind][-1]
 

@@ -10,7 +10,7 @@ import pytest
 from kvtrace.profiler import STAGE_LABEL, THREAD_LABEL
 from tests.engine.deployment import Deployment
 from tests.pyroscope_stand_in import Sample, StandIn
-from tests.recordings import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -59,7 +59,7 @@ def post(deployment: Deployment, role: str, profiles: StandIn) -> list[Sample]:
     def staged(name: str) -> list[Sample]:
         return [sample for sample in found if sample.labels.get(STAGE_LABEL) == name]
 
-    until(is_in, 20)
+    until(is_in)
     posting = staged("post")
 
     assert {process_of(sample) for sample in found} == expected

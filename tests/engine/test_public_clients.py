@@ -20,6 +20,7 @@ from kvtrace.lab import ports, workload
 from kvtrace.store import Store
 from tests.engine import programs
 from tests.engine.deployment import Deployment
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(300)]
 
@@ -87,7 +88,7 @@ def vllm_router(deployment: Deployment, log: Path) -> Iterator[str]:
     with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        programs.wait_until(lambda: answers(url), 60, f"vllm-router answers ({log})")
+        until(lambda: answers(url), what=f"vllm-router answers ({log})")
         yield url
     finally:
         process.terminate()

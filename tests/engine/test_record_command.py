@@ -20,6 +20,7 @@ from kvtrace.store import Store
 from tests.engine import programs, sites
 from tests.engine.conftest import Deployments
 from tests.engine.deployment import SMALL_CACHE
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -111,7 +112,7 @@ def test_every_process_below_a_command_is_recorded(deployments: Deployments, tmp
 
 def check_direct(direct: Recorded) -> None:
     """Check that a server gets its middleware, a SIGTERM reaches it, and its exit code comes back."""
-    programs.wait_until(lambda: healthy(direct), 150, f"the engine answers ({direct.log})")
+    until(lambda: healthy(direct), 150, f"the engine answers ({direct.log})")
     body = {"model": model.NAME, "prompt": [7] * 100, "max_tokens": 4}
     reply = httpx.post(f"{direct.engine.url}/v1/completions", json=body, timeout=60, trust_env=False)
     assert reply.json()["usage"]["completion_tokens"] == 4

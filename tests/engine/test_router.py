@@ -10,8 +10,8 @@ import pytest
 
 from kvtrace.lab import workload
 from kvtrace.store import Store
-from tests.engine import programs
 from tests.engine.deployment import Deployment
+from tests.waiting import until
 
 pytestmark = pytest.mark.engine
 
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_ends_the_work_of_both_engines(deployment: Deployme
             return {row["stage"] for row in seen}
 
     wanted = {"router.cancelled", "decode.http_disconnected", "decode.aborted"}
-    programs.wait_until(lambda: wanted <= stages(), what=f"the store says {sorted(wanted)}")
+    until(lambda: wanted <= stages(), what=f"the store says {sorted(wanted)}")
     assert not {"router.done", "decode.finished", "decode.http_done"} & stages()
     assert len(texts(ask(deployment, prompt=PROMPTS[0]))) == 1
 
@@ -94,10 +94,10 @@ DURING = {"push": ("decode", "nixl.reads_completion"), "pull": ("decode", "nixl.
 def test_a_client_that_leaves_during_the_transfer_has_a_verdict_and_p_its_blocks_back(deployment: Deployment) -> None:
     identity, body = f"early-leaver-{deployment.mode}", {"model": deployment.lab.model, "prompt": PROMPTS[1]}
     headers = {"X-Request-Id": identity}
-    with deployment.faults.on({DURING[deployment.mode]: 600.0}), pytest.raises(httpx.ReadTimeout):
+    with deployment.faults.on({DURING[deployment.mode]: 2400.0}), pytest.raises(httpx.ReadTimeout):
         httpx.post(
             deployment.lab.url + "/v1/completions", json=body | {"max_tokens": 50, "stream": True}, headers=headers,
-            timeout=httpx.Timeout(10, read=0.3), trust_env=False,
+            timeout=httpx.Timeout(10, read=1.2), trust_env=False,
         )  # fmt: skip
     rows: list[dict[str, Any]] = []
 
@@ -106,12 +106,12 @@ def test_a_client_that_leaves_during_the_transfer_has_a_verdict_and_p_its_blocks
             rows[:] = store.rows("SELECT * FROM request WHERE client_request_id = $id", {"id": identity})
         return bool(rows) and rows[0]["held_ns"] is not None and rows[0]["verdict"] == "aborted"
 
-    programs.wait_until(is_settled, 20, f"{identity} is aborted and P has let its blocks go")
+    until(is_settled, what=f"{identity} is aborted and P has let its blocks go")
     (row,) = rows
 
     assert row["ttft_ns"] is None
     assert row["note"].startswith("the request was aborted before its first token, after ")
     assert (row["transfers"], row["held_blocks"]) == (1, 1)
     assert row["moved_bytes"] > 0
-    assert 0 < row["held_ns"] < 5e9
+    assert 0 < row["held_ns"] < 30e9
     assert len(texts(ask(deployment, prompt=PROMPTS[1]))) == 1

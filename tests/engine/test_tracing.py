@@ -14,7 +14,7 @@ from kvtrace.exporters.otlp import Sender
 from kvtrace.lab import workload
 from tests.engine.deployment import Deployment
 from tests.otlp_receiver import Received
-from tests.recordings import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +53,7 @@ def check_is_one_trace(deployment: Deployment, received: Received, folder: Path)
         headers = {"traceparent": f"00-{TRACE_ID}-{CLIENT_SPAN}-01"}
         answer = httpx.post(f"{lab.url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
-        until(lambda: len(own(received).get("llm_request", [])) == 2 and "kvtrace.request" in own(received), 30)
+        until(lambda: len(own(received).get("llm_request", [])) == 2 and "kvtrace.request" in own(received))
 
     spans = own(received)
     (root,) = spans["kvtrace.request"]
