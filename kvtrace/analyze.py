@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
@@ -51,26 +53,35 @@ def _begun_since(store: Store, requests: list[Request], from_ns: int) -> list[Re
 
     Their stored answers stay. One that bears an old id anew is told by its arrival, after all that the old one did.
     """
+    has_arrived = [_first_stage(request) in _ARRIVALS for request in requests]
+    # The earlier one's end is within what was loaded, so not all that a long recording holds is looked through.
+    under_way = _earlier(store, compress(requests, has_arrived), from_ns, "end_ns >= $from")
+    ever = _earlier(store, compress(requests, map(not_, has_arrived)), from_ns, "true")
+    return [
+        request
+        for request, has_come in zip(requests, has_arrived, strict=True)
+        if (under_way if has_come else ever).isdisjoint(answers.names(request))
+    ]
+
+
+def _first_stage(request: Request) -> str:
+    return min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns).stage
+
+
+def _earlier(store: Store, requests: Iterable[Request], from_ns: int, among: str) -> set[str]:
+    """Return under which ids of these requests stored ones began before that time, of those where `among` holds."""
     names = sorted({name for request in requests for name in answers.names(request)})
-    found = store.rows(_EARLIER_SQL, {"from": from_ns, "names": names})
-    ended_ns = {row["request_id"]: row["end_ns"] for row in found}
-
-    def is_whole(request: Request) -> bool:
-        known = [ended_ns[name] for name in answers.names(request) if name in ended_ns]
-        first = min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns)
-        return not known or (first.stage in _ARRIVALS and max(known) < from_ns)
-
-    return [request for request in requests if is_whole(request)]
+    sql = f"""
+SELECT DISTINCT request_id FROM request
+WHERE start_ns < $from AND {among} AND request_id IN (SELECT unnest($names::VARCHAR[]))
+"""  # noqa: S608 -- names of ours, values are bound
+    return {row["request_id"] for row in store.rows(sql, {"from": from_ns, "names": names})} if names else set()
 
 
 _ARRIVALS = frozenset((
     stages.CLIENT_SENT.name, stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name,
     stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name,
 ))  # fmt: skip
-_EARLIER_SQL = """
-SELECT request_id, max(coalesce(end_ns, start_ns)) AS end_ns FROM request
-WHERE start_ns < $from AND request_id IN (SELECT unnest($names::VARCHAR[])) GROUP BY request_id
-"""
 
 
 def _surroundings(
