@@ -68,11 +68,11 @@ def measure(output: Path, seconds: float, folder: Path) -> dict[str, Any]:
     with recorder:
         opened_s = time.monotonic() - begin_s
         with emitting(fleet, folder, folder / "spool"):
+            Path("/proc/self/clear_refs").write_text("5")  # the greatest memory from here on
             recorder.start()
             while recorder.stats.published < _FIRST and time.monotonic() - begin_s < _PATIENCE_S:
                 time.sleep(1.0)
             warm_s = time.monotonic() - begin_s
-            Path("/proc/self/clear_refs").write_text("5")  # the greatest memory from here on
             before = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
             reader = subprocess.Popen([sys.executable, "-c", READ, str(output)], stdout=subprocess.PIPE, text=True)
             time.sleep(seconds)
