@@ -9,7 +9,7 @@ from operator import not_
 from typing import Any
 
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
-from kvtrace.legs import TRANSFER_STAGES, base_ids
+from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Event, Process, Request
 from kvtrace.store import Store
 
@@ -110,13 +110,11 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     clients = Counter(row["client"] for row in named)
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
-    known = store.rows(f"SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> ''", span)  # noqa: S608 -- names of ours, values are bound
-    candidates = {row["request"]: base_ids(row["request"]) for row in known}
-    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    ids = _names(store, span, bases)
     linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
-    for row in store.rows(_LINKED_SQL, linking):
-        bases.update(base_ids(row["request"]), base_ids(row["other"]))
-    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    linked = {base for row in store.rows(_LINKED_SQL, linking) for one in row.values() for base in base_ids(one)}
+    if not linked <= bases:
+        ids = _names(store, span, bases | linked)
     if not ids:
         return [], []
     events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
@@ -126,6 +124,16 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
         "from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE), "most": _BESIDE_EVENTS,
     }  # fmt: skip
     return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
+
+
+def _names(store: Store, span: dict[str, int], bases: set[str]) -> list[str]:
+    """Return the ids in that time that may be an engine's for one of these ids.
+
+    Ten minutes hold a hundred thousand ids, so all but those that begin as one of these are left out before.
+    """
+    length = min(map(len, bases), default=0)
+    given = {**span, "length": length, "heads": sorted({base[:length] for base in bases})}
+    return [name for (name,) in store.select(_NAMES_SQL, given).values if not bases.isdisjoint(base_ids(name))]
 
 
 # Of other requests count who holds blocks or is in their way in a queue, what was posted, how long messages and
@@ -144,6 +152,10 @@ ORDER BY t_ns DESC LIMIT $most
 """
 _NAMED_SQL = f"""
 SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
+"""  # noqa: S608 -- the same
+_NAMES_SQL = f"""
+SELECT request FROM (SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> '')
+WHERE left(regexp_replace(request, {schema.text(BEFORE_ID)}, ''), $length) IN (SELECT unnest($heads::VARCHAR[]))
 """  # noqa: S608 -- the same
 _LINKED_SQL = f"""
 SELECT DISTINCT request, "ref" AS other FROM event
