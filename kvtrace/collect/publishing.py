@@ -54,6 +54,10 @@ class Pace:
         self._next_s = self._last_s + pause_s
         return True
 
+    def expect(self, work_s: float) -> None:
+        """Let the work before the next publication begin so much sooner as it takes, at most half of the time."""
+        self._next_s = max(self._next_s - work_s, time.monotonic() + work_s)
+
     def pause(self, seconds: float) -> None:
         """Let at least so much time go by before the next publication."""
         self._next_s = max(self._next_s, time.monotonic() + seconds)

@@ -302,7 +302,7 @@ class Recorder:
         self.stats.publishing_s += self._pace.cost_s
         self.stats.published += 1
         self.stats.published_ns = self._pace.published_ns
-        self._pace.pause(self.stats.analyze_s)
+        self._pace.expect(self.stats.analyze_s)
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)
