@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
-from kvtrace.legs import TRANSFER_STAGES, base_ids
+from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids
 from kvtrace.model import NEVER_NS, Event, Process, Request
 from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.store import Store
@@ -51,26 +53,35 @@ def _begun_since(store: Store, requests: list[Request], from_ns: int) -> list[Re
 
     Their stored answers stay. One that bears an old id anew is told by its arrival, after all that the old one did.
     """
+    has_arrived = [_first_stage(request) in _ARRIVALS for request in requests]
+    # The earlier one's end is within what was loaded, so not all that a long recording holds is looked through.
+    under_way = _earlier(store, compress(requests, has_arrived), from_ns, "end_ns >= $from")
+    ever = _earlier(store, compress(requests, map(not_, has_arrived)), from_ns, "true")
+    return [
+        request
+        for request, has_come in zip(requests, has_arrived, strict=True)
+        if (under_way if has_come else ever).isdisjoint(answers.names(request))
+    ]
+
+
+def _first_stage(request: Request) -> str:
+    return min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns).stage
+
+
+def _earlier(store: Store, requests: Iterable[Request], from_ns: int, among: str) -> set[str]:
+    """Return under which ids of these requests stored ones began before that time, of those where `among` holds."""
     names = sorted({name for request in requests for name in answers.names(request)})
-    found = store.rows(_EARLIER_SQL, {"from": from_ns, "names": names})
-    ended_ns = {row["request_id"]: row["end_ns"] for row in found}
-
-    def is_whole(request: Request) -> bool:
-        known = [ended_ns[name] for name in answers.names(request) if name in ended_ns]
-        first = min((event for events in request.events.values() for event in events), key=lambda event: event.t_ns)
-        return not known or (first.stage in _ARRIVALS and max(known) < from_ns)
-
-    return [request for request in requests if is_whole(request)]
+    sql = f"""
+SELECT DISTINCT request_id FROM request
+WHERE start_ns < $from AND {among} AND request_id IN (SELECT unnest($names::VARCHAR[]))
+"""  # noqa: S608 -- names of ours, values are bound
+    return {row["request_id"] for row in store.rows(sql, {"from": from_ns, "names": names})} if names else set()
 
 
 _ARRIVALS = frozenset((
     stages.CLIENT_SENT.name, stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name,
     stages.DECODE_HTTP_RECEIVED.name, stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name,
 ))  # fmt: skip
-_EARLIER_SQL = """
-SELECT request_id, max(coalesce(end_ns, start_ns)) AS end_ns FROM request
-WHERE start_ns < $from AND request_id IN (SELECT unnest($names::VARCHAR[])) GROUP BY request_id
-"""
 
 
 def _surroundings(
@@ -99,13 +110,11 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     clients = Counter(row["client"] for row in named)
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
-    known = store.rows(f"SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> ''", span)  # noqa: S608 -- names of ours, values are bound
-    candidates = {row["request"]: base_ids(row["request"]) for row in known}
-    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    ids = _names(store, span, bases)
     linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
-    for row in store.rows(_LINKED_SQL, linking):
-        bases.update(base_ids(row["request"]), base_ids(row["other"]))
-    ids = [name for name, possible in candidates.items() if bases.intersection(possible)]
+    linked = {base for row in store.rows(_LINKED_SQL, linking) for one in row.values() for base in base_ids(one)}
+    if not linked <= bases:
+        ids = _names(store, span, bases | linked)
     if not ids:
         return [], []
     events = _events(store, f"{_SELECT} AND request IN (SELECT unnest($ids)) ORDER BY t_ns", {**span, "ids": ids})
@@ -115,6 +124,16 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
         "from": first_ns - _BESIDE_NS, "to": to_ns, "ids": ids, "stages": sorted(_BESIDE), "most": _BESIDE_EVENTS,
     }  # fmt: skip
     return events, _events(store, f"{_SELECT} AND request = ''", around) + _events(store, _BESIDE_SQL, holding)
+
+
+def _names(store: Store, span: dict[str, int], bases: set[str]) -> list[str]:
+    """Return the ids in that time that may be an engine's for one of these ids.
+
+    Ten minutes hold a hundred thousand ids, so all but those that begin as one of these are left out before.
+    """
+    length = min(map(len, bases), default=0)
+    given = {**span, "length": length, "heads": sorted({base[:length] for base in bases})}
+    return [name for (name,) in store.select(_NAMES_SQL, given).values if not bases.isdisjoint(base_ids(name))]
 
 
 # Of other requests count who holds blocks or is in their way in a queue, what was posted, how long messages and
@@ -133,6 +152,10 @@ ORDER BY t_ns DESC LIMIT $most
 """
 _NAMED_SQL = f"""
 SELECT DISTINCT request, "ref" AS client FROM event WHERE {_WITHIN} AND stage::VARCHAR = $stage AND "ref" <> ''
+"""  # noqa: S608 -- the same
+_NAMES_SQL = f"""
+SELECT request FROM (SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> '')
+WHERE left(regexp_replace(request, {schema.text(BEFORE_ID)}, ''), $length) IN (SELECT unnest($heads::VARCHAR[]))
 """  # noqa: S608 -- the same
 _LINKED_SQL = f"""
 SELECT DISTINCT request, "ref" AS other FROM event

@@ -29,7 +29,7 @@ def refresh(store: Store, since_ns: int | None = None, changed_ns: Iterable[int]
         _place(store)
         store.execute(sql.steps("true", "false"))
         store.execute(sql.legs("true"))
-        store.execute(sql.transfers("true", "true"))
+        store.execute(sql.transfers("true", "true", "true"))
         store.execute(sql.NOTABLE, {"since": 0})
         store.execute(sql.OCCURRENCES, {"since": 0})
         starts = store.rows("SELECT DISTINCT start_ns // $window * $window AS t FROM request", {"window": sql.FINE_NS})
@@ -41,7 +41,7 @@ def refresh(store: Store, since_ns: int | None = None, changed_ns: Iterable[int]
     _rework(store, sql.TOUCHED_STEPS, sql.STEPS_FROM, sql.FORGET_STEPS, redone, since_ns)
     redone = sql.legs(sql.OF_TOUCHED_LEGS)
     _rework(store, sql.TOUCHED_LEGS, sql.LEGS_FROM, sql.FORGET_LEGS, redone, since_ns, back_ns)
-    redone = sql.transfers(sql.OF_TOUCHED_TRANSFERS, "t_ns >= $from")
+    redone = sql.transfers(sql.OF_TOUCHED_TRANSFERS, "t_ns >= $from", sql.LEGS_OF_TOUCHED_TRANSFERS)
     _rework(store, sql.TOUCHED_TRANSFERS, sql.TRANSFERS_FROM, sql.FORGET_TRANSFERS, redone, since_ns, back_ns)
     store.execute("DROP TABLE touched")
     for forget, again, first_ns in (

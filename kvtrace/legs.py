@@ -15,10 +15,12 @@ from kvtrace.model import Event, Process
 from kvtrace.modes import PUSH
 
 PREFIXES = "cmpl|chatcmpl|resp|embd|score|rerank|pool|classify"
-_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
-_INDEX_SUFFIX = re.compile(r"-(\d+)$")
+_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
+_INDEX_SUFFIX = re.compile(r"-(\d+)\Z")
 _PREFIX = re.compile(rf"^(?:{PREFIXES})-")
-_CHILD = re.compile(rf"^\d+_(?=(?:{PREFIXES})-)")
+_CHILD = re.compile(rf"^[0-9]+_(?=(?:{PREFIXES})-)")
+BEFORE_ID = rf"^([0-9]+_)?({PREFIXES})-"
+"""What vLLM puts before an id, as a regular expression of SQL: what is left begins with each of `base_ids`."""
 CLIENT = "client."
 CANCELLED = "cancelled"  # the reason of a client that gave up on purpose
 FRONT = (CLIENT, "router.")

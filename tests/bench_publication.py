@@ -1,26 +1,30 @@
 """What a live snapshot costs: `python -m tests.bench_publication [--json] [--requests N] [--store PATH] [--seconds S]`.
 
 A recorder goes on with a store that is large already while engines emit some 2,000 events a second, and another process
-opens the snapshot every second and says how old the newest event in it is. The aims are set for a store of 100 million
-events, which is `--requests 2420000`.
+opens the snapshot every second and says how old the newest event in it is. What is in the store is of the same load,
+and ends when the store is begun. The aims are set for a store of 100 million events, which is `--requests 2650000`;
+`--prefill PATH` makes it once, and `--store PATH --in-place` goes on with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from kvtrace.collect import Recorder
 from kvtrace.store import Store, working_path
 from kvtrace.testing import Fleet
-from tests import bench_queries
+from tests import big_stores
 from tests.live_fleet import emitting
 
 REQUESTS = 20_000
@@ -29,6 +33,8 @@ WANTED_AGE_S, WANTED_SHARE = 5.0, 0.1
 _FIRST = 4  # snapshots until the first that is made of an earlier one, if the recorder was started on this store
 _PATIENCE_S = 150.0
 _LIVE_QPS = 60.0  # with their steps, some 2,000 events a second
+_EARLIER = Fleet(2_900, seed=5, per_s=_LIVE_QPS, pairs=1)
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 READ = """
 import sys, time, duckdb
@@ -43,11 +49,15 @@ while True:
 """
 
 
-def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
+def prefill(path: Path, requests: int) -> None:
+    """Write a store of so many requests that ends now."""
+    big_stores.write(path, requests, big_stores.ending(_EARLIER, requests, time.time_ns()))
+
+
+def measure(output: Path, seconds: float, folder: Path) -> dict[str, Any]:
     """Record on top of a store for so long; return what it cost and how far the snapshot was behind."""
-    output = folder / "run.duckdb"
     working = working_path(output)
-    prefilled.rename(working)
+    output.rename(working)
     with Store.open(working, "write") as store:
         events = int(store.select("SELECT count(*) FROM event").values[0][0])
         store.remember({"recorder.published_ns": str(time.time_ns())})
@@ -58,6 +68,7 @@ def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
     with recorder:
         opened_s = time.monotonic() - begin_s
         with emitting(fleet, folder, folder / "spool"):
+            Path("/proc/self/clear_refs").write_text("5")  # the greatest memory from here on
             recorder.start()
             while recorder.stats.published < _FIRST and time.monotonic() - begin_s < _PATIENCE_S:
                 time.sleep(1.0)
@@ -67,6 +78,7 @@ def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
             time.sleep(seconds)
             after = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
             reader.terminate()
+            memory_mib = int(_PEAK.findall(Path("/proc/self/status").read_text())[0]) >> 10
             ages = [tuple(map(float, line.split())) for line in reader.communicate(timeout=60)[0].splitlines()]
         stopped_s = time.monotonic()
     cpu_s, publishing_s, published, arrived = (late - early for late, early in zip(after, before, strict=True))
@@ -76,9 +88,10 @@ def measure(prefilled: Path, seconds: float, folder: Path) -> dict[str, Any]:
         "warm_s": round(warm_s, 1),
         "publishing_share": round(publishing_s / seconds, 3), "recorder_share": round(cpu_s / seconds, 3),
         "age_s": [round(age, 2) for age, _ in ages], "age_max_s": round(max(age for age, _ in ages), 2),
+        "requests_age_s": round(sorted(age for _, age in ages)[len(ages) // 2], 2),
         "requests_age_max_s": round(max(age for _, age in ages), 2),
         "analysis_s": round(recorder.stats.analyze_s, 2), "finished_s": round(time.monotonic() - stopped_s, 1),
-        "messages": recorder.stats.messages,
+        "memory_mib": memory_mib, "messages": recorder.stats.messages,
     }  # fmt: skip
 
 
@@ -92,7 +105,8 @@ def show(found: dict[str, Any]) -> str:
             f"  {found['publications']} snapshots, for {found['publishing_share']:.1%} of a core "
             f"(wanted: under {WANTED_SHARE:.0%}); the recorder in all {found['recorder_share']:.1%}",
             f"  newest event in the snapshot: {median_s} s old in the median, {found['age_max_s']} s at most "
-            f"(wanted: {WANTED_AGE_S} s); newest request {found['requests_age_max_s']} s at most",
+            f"(wanted: {WANTED_AGE_S} s); newest request {found['requests_age_s']} and "
+            f"{found['requests_age_max_s']} s; {found['memory_mib']:,} MiB of memory at most",
             f"  opened in {found['opened_s']} s, first snapshots for {found['warm_s']} s, "
             f"the last analysis took {found['analysis_s']} s, finished in {found['finished_s']} s",
             *(f"  said: {message}" for message in found["messages"]),
@@ -107,16 +121,25 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--store", type=Path, help="record on top of a copy of this store instead of making one")
+    parser.add_argument("--in-place", action="store_true", help="record on top of the store itself, which has it then")
+    parser.add_argument("--prefill", type=Path, help="only make the store, here, for --store")
     parser.add_argument("--folder", type=Path, help="work here, where there is room")
     options = parser.parse_args()
+    if options.prefill:
+        prefill(options.prefill, options.requests)
+        return
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-", dir=options.folder) as name:
         folder = Path(name)
-        prefilled = folder / "prefilled.duckdb"
-        if options.store:
-            shutil.copyfile(options.store, prefilled)
+        output = folder / "run.duckdb"
+        if options.store and options.in_place:
+            output = options.store.absolute()
+        elif options.store:
+            shutil.copyfile(options.store, output)
         else:
-            bench_queries.made(options.requests, prefilled)
-        found = measure(prefilled, options.seconds, folder)
+            # In a process of its own, whose memory is not the recorder's.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                pool.submit(prefill, output, options.requests).result()
+        found = measure(output, options.seconds, folder)
     sys.stdout.write((json.dumps(found, indent=1) if options.json else show(found)) + "\n")
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvtrace import keeping, queries
+from kvtrace import queries
 from kvtrace.store import Store
 from tests import big_stores
 
@@ -62,20 +62,9 @@ def measure(path: Path, names: list[str]) -> dict[str, Any]:
     return {"requests": count, "events": events, "minutes": round((last_ns - first_ns) / 60e9, 1), "queries": found}
 
 
-def made(requests: int, path: Path) -> float:
-    """Make a store of so many requests; return how long it took to fill the tables that are kept beside, in seconds."""
-    big_stores.write(path, requests)
-    begin_s = time.perf_counter()
-    with Store.open(path, "write") as store, store.transaction():
-        keeping.refresh(store)
-    return round(time.perf_counter() - begin_s, 1)
-
-
 def show(found: dict[str, Any]) -> str:
     """Return the figures as text, the slowest query first."""
     lines = [f"{found['requests']:,} requests of {found['minutes']} minutes, {found['events']:,} events"]
-    if found["kept_s"] is not None:
-        lines.append(f"  tables step, transfer, leg and tally filled in {found['kept_s']} s")
     slowest_first = sorted(found["queries"].items(), key=lambda one: -one[1]["whole_ms"])
     for name, took in slowest_first:
         missed = "" if max(took.values()) <= WANTED_MS else f"  more than {WANTED_MS} ms"
@@ -93,8 +82,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
         path = options.store or Path(folder) / "run.duckdb"
-        kept_s = None if options.store else made(options.requests, path)
-        found = {**measure(path, options.names), "kept_s": kept_s}
+        if not options.store:
+            big_stores.write(path, options.requests)
+        found = measure(path, options.names)
     sys.stdout.write((json.dumps(found, indent=1) if options.json else show(found)) + "\n")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvtrace import keeping
 from kvtrace.analyze import analyze
+from kvtrace.legs import BEFORE_ID, base_ids
 from kvtrace.model import Event
 from kvtrace.store import Store
 from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
@@ -126,6 +127,20 @@ def test_an_id_that_comes_again_later_leaves_the_earlier_answer(tmp_path: Path) 
         told = store.rows("SELECT start_ns, request_id, verdict, ttft_ns FROM request ORDER BY start_ns")
         assert [row["start_ns"] - START_NS for row in told] == [0, 1_200_000 * MS]
         assert {(row["request_id"], row["verdict"], row["ttft_ns"]) for row in told} == {("a", "complete", 60 * MS)}
+
+
+def test_what_is_left_of_an_engines_id_begins_with_each_id_that_a_front_end_may_have_sent(tmp_path: Path) -> None:
+    """Else a part that is worked out again would miss events of its requests."""
+    befores = ("", "cmpl-", "chatcmpl-", "3_cmpl-", "12_resp-", "3_", "12_3_cmpl-", "cmpl-cmpl-", "\u0663_cmpl-")
+    names = [
+        before + name for before in befores for name in ("", "a", "a-0", "a-0-0123abcd", "a-0123abcd", "a-0-0123abcd\n")
+    ]
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        sql = f"SELECT name, regexp_replace(name, '{BEFORE_ID}', '') FROM (SELECT unnest($names) AS name)"  # noqa: S608 -- a constant
+        left = dict(store.select(sql, {"names": names}).values)
+
+    assert set(left) == set(names)
+    assert [(name, base) for name in names for base in base_ids(name) if not left[name].startswith(base)] == []
 
 
 def test_an_empty_store_has_no_answers(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,13 @@ from kvtrace.store import Store, working_path
 from tests import spooled
 from tests.recordings import ROOT, STEP, numbers, record_once, write
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from kvtrace.collect.stats import Stats
 
 
 @pytest.fixture
@@ -69,6 +77,50 @@ input()
 
     assert numbers(output) == list(range(50_000))
     assert list(spool.glob("*.kvt")) == []
+
+
+def test_what_trickles_in_is_committed_a_few_times_a_second(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit costs some 20 ms of processor time, so that one for every few events takes a whole core."""
+    script = f"""
+import time
+for i in range(400):
+    tracer.emit({STEP}, "r", i)
+    time.sleep(0.002)
+"""
+    monkeypatch.setattr(recorder, "POLL_INTERVAL_S", 0.2)
+    seen = Commits()
+    with Recorder(output, [spool], {}, publish_interval_s=60, analysis=None, observers=[seen]) as following:
+        following.start()
+        writer = spooled.start(script, spool)
+        writer.communicate(timeout=60)
+        until(lambda: sum(seen.events) >= 400)
+
+    last_s, first_s = seen.at_s[-1], seen.at_s[0]
+    assert len(seen.events) <= (last_s - first_s) / 0.2 + 1.5
+    assert numbers(output) == list(range(400))
+
+
+class Commits:
+    """An observer that notes when something was committed, and how many events."""
+
+    def __init__(self) -> None:
+        self.at_s: list[float] = []
+        self.events: list[int] = []
+
+    def took(self, _store: Store, events: pa.Table) -> None:
+        self.at_s.append(time.monotonic())
+        self.events.append(events.num_rows)
+
+    def over(self, _store: Store, _keys: Sequence[int], _stats: Stats) -> None:
+        pass
+
+    def facts(self) -> dict[str, str]:
+        return {}
+
+    def finish(self) -> None:
+        pass
 
 
 RECORD = """

@@ -58,11 +58,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def follow(pace: Pace, store: Copied, clock: Clock, seconds: float) -> None:
+def follow(pace: Pace, store: Copied, clock: Clock, seconds: float, work_s: float = 0.0) -> None:
+    """Publish whenever it is time, after work of so long; that does not count as publishing."""
     end_s = clock.now_s + seconds
     while clock.now_s < end_s:
         if pace.is_due:
-            pace.publish(cast("Store", store))
+            clock.now_s += work_s
+            if pace.publish(cast("Store", store)):
+                pace.expect(work_s)
         clock.now_s += 0.25
 
 
@@ -72,6 +75,18 @@ def test_small_changes_are_published_at_the_interval(clock: Clock, tmp_path: Pat
 
     assert 26 <= len(store.done) <= 31
     assert store.done[0] == "whole"
+
+
+@pytest.mark.parametrize(("changed_s", "work_s", "least"), [(0.01, 0.0, 28), (0.3, 1.2, 19), (0.01, 4.0, 9)])
+def test_the_work_before_a_publication_delays_it_only_where_it_would_take_more_than_half_the_time(
+    clock: Clock, tmp_path: Path, changed_s: float, work_s: float, least: int
+) -> None:
+    store = Copied(clock, changed_s, changed_s)
+    follow(Pace(tmp_path / "run.duckdb", 2.0), store, clock, 60, work_s)
+
+    assert least <= len(store.done) <= least + 3
+    assert clock.spent_s <= SHARE * 60 + changed_s
+    assert len(store.done) * min(work_s, 2.0) <= 30 + work_s
 
 
 @pytest.mark.parametrize("whole_s", [0.5, 4.0])
@@ -95,5 +110,6 @@ def test_what_must_be_published_is(clock: Clock, tmp_path: Path) -> None:
     pace = Pace(tmp_path / "run.duckdb", 2.0)
 
     assert pace.publish(cast("Store", store))
+    assert pace.publish(cast("Store", store))  # so that from now on only what changes need be copied
     assert not pace.publish(cast("Store", store))
     assert pace.publish(cast("Store", store), at_any_cost=True)

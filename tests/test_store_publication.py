@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, working_path
+from kvtrace.store.files import copy_through
 from tests.stores import ROOT, events, python
 
 
@@ -53,6 +55,27 @@ def test_publication_keeps_the_writers_lock(path: Path) -> None:
         done = python("import sys, duckdb; duckdb.connect(sys.argv[1])", working_path(path))
 
     assert "Could not set lock" in done.stderr
+
+
+@pytest.mark.parametrize("number", [None, errno.EXDEV, errno.ENOSYS])
+def test_a_copy_is_whole_whether_or_not_the_kernel_can_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    within = os.copy_file_range
+
+    def copy(source: int, target: int, count: int, *places: int) -> int:
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+        return within(source, target, min(count, 1_000_000), *places)
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    path = tmp_path / "whole"
+    path.write_bytes(os.urandom(9_000_001))
+    source = os.open(path, os.O_RDONLY)
+    copy_through(source, tmp_path / "copy")
+    os.close(source)
+
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
 
 
 def test_a_published_store_can_be_held_open_by_anybody(path: Path) -> None:

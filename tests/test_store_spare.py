@@ -7,18 +7,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 
 from kvtrace.store import Store, publication, working_path
-from kvtrace.store.publication import copy_changed
+from kvtrace.store.publication import checksums, copy_changed
 from tests.stores import ROOT, events
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
+
 
 COUNT = "SELECT count(*) FROM event"
 
@@ -66,8 +67,8 @@ def test_little_is_written_where_little_has_changed(path: Path, store: Store, tm
     store.execute("CHECKPOINT")
     source, target = os.open(store.path, os.O_RDONLY), os.open(copy, os.O_RDWR)
     try:
-        changed = len(copy_changed(source, target))
-        assert copy_changed(source, target) == []
+        changed = len(copy_changed(source, target, (), checksums(target), checksums(source)))
+        assert copy_changed(source, target, (), checksums(target), checksums(source)) == []
     finally:
         os.close(target)
 
@@ -104,6 +105,33 @@ def test_values_that_change_places_change_the_snapshot(
     assert extents[2:] == ["changed"] * 4
 
 
+def test_a_snapshot_is_not_read_again_unless_somebody_has_written_to_it(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.execute(
+        "INSERT INTO event SELECT 1, 'router.received', i, md5(i::VARCHAR), '', 0, 0, 0, 0 FROM range(300000) t(i)"
+    )
+    monkeypatch.setattr(publication, "_IN_TURN", 0)
+    read = []
+
+    def looked(descriptor: int) -> list[bytes]:
+        read.append(os.fstat(descriptor).st_ino)
+        return checksums(descriptor)
+
+    monkeypatch.setattr(publication, "checksums", looked)
+    for number in range(6):
+        more(store)
+        if number == 4:
+            with path.open("r+b") as file:
+                file.seek(12_288 + 10 * 262_144)
+                file.write(bytes(262_144))
+        assert store.publish(path) == ("changed" if number > 1 else "whole")
+        assert path.read_bytes() == store.path.read_bytes(), number
+
+    of_store = store.path.stat().st_ino
+    assert [inode == of_store for inode in read] == [True] * 6 + [False]
+
+
 def test_whoever_opens_a_snapshot_while_it_is_brought_up_to_date_waits(
     path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +143,12 @@ def test_whoever_opens_a_snapshot_while_it_is_brought_up_to_date_waits(
     more(store)
     store.publish(path)
 
-    def copy(source: int, target: int, doubtful: Container[int]) -> list[int]:
+    def copy(source: int, target: int, *known: Any) -> list[int]:
         try:
             os.close(os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK))
         except BlockingIOError:
             refused.append("waits")
-        return copy_changed(source, target, doubtful)
+        return copy_changed(source, target, *known)
 
     monkeypatch.setattr(publication, "copy_changed", copy)
     assert store.publish(path) == "changed"

@@ -24,7 +24,8 @@ class Pace:
         self.published_ns = 0
         self._interval_s = interval_s
         self._next_s = 0.0
-        self._last_s: float | None = None
+        self._last_s = 0.0
+        self._count = 0
         self._whole_cost_s = 0.0
 
     @property
@@ -35,16 +36,18 @@ class Pace:
     def publish(self, store: Store, *, at_any_cost: bool = False) -> bool:
         """Publish; return False if that has to wait, since somebody still reads what would be brought up to date.
 
-        A large store is copied whole only once enough time has gone by since the last publication to pay for it.
+        A large store is copied whole only once enough time has gone by since the last publication to pay for it; but
+        for the first two, which have to be whole whenever they are made.
         """
         begin_s, spent_s = time.monotonic(), time.process_time()
-        is_paid = self._last_s is None or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
+        is_paid = self._count < 2 or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
         extent = store.publish(self.target, whole=at_any_cost or is_paid)
         if extent is None:
             self._next_s = begin_s + _RETRY_S
             return False
         self.cost_s = time.process_time() - spent_s
         self._last_s = time.monotonic()
+        self._count += 1
         self.published_ns = time.time_ns()
         pause_s = self._interval_s
         if extent == "whole":
@@ -53,6 +56,13 @@ class Pace:
             pause_s = max(pause_s, self.cost_s * (1 / SHARE - 1))
         self._next_s = self._last_s + pause_s
         return True
+
+    def expect(self, work_s: float) -> None:
+        """Let the work before the next publication begin so much sooner as it takes.
+
+        It takes half of the time at most, but for a backlog: to wait for longer than the interval would only add to it.
+        """
+        self._next_s = max(self._next_s - work_s, time.monotonic() + min(work_s, self._interval_s))
 
     def pause(self, seconds: float) -> None:
         """Let at least so much time go by before the next publication."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Analysis = Callable[[Store, int | None], int]
 
-POLL_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 0.25  # from one look at the spool to the next: a commit costs much the same however little is in it
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
 RESUME_MARGIN_NS = 60_000_000_000
 
@@ -146,11 +146,11 @@ class Recorder:
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
-            records = self._guarded(self._pass)
+            next_s = time.monotonic() + POLL_INTERVAL_S
+            self._guarded(self._pass)
             if self._pace.is_due:
                 self._guarded(self._analyze_and_publish)
-            if not records:
-                self._stopping.wait(POLL_INTERVAL_S)
+            self._stopping.wait(max(0.0, next_s - time.monotonic()))
 
     def _guarded(self, part: Callable[[Store], int]) -> int:
         """Run one part of the work; a failure is noted and tried again later, since the spool keeps the events."""
@@ -291,7 +291,7 @@ class Recorder:
         self.stats.publishing_s += self._pace.cost_s
         self.stats.published += 1
         self.stats.published_ns = self._pace.published_ns
-        self._pace.pause(self.stats.analyze_s)
+        self._pace.expect(self.stats.analyze_s)
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)

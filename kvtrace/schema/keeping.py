@@ -153,8 +153,11 @@ DELETE FROM transfer USING touched AS t WHERE t.process = transfer.process AND t
 """
 
 
-def transfers(among: str, of_others: str) -> str:
-    """Return the INSERT of transfers; `among` is a condition on event e, `of_others` one on the time t_ns."""
+def transfers(among: str, of_others: str, legs: str) -> str:
+    """Return the INSERT of transfers.
+
+    `among` is a condition on event e, `of_others` one on the time t_ns, `legs` one on table leg l.
+    """
     return f"""
 INSERT INTO transfer
 WITH seen AS (
@@ -184,6 +187,7 @@ WITH seen AS (
 ), home AS (
   SELECT l.request, max(l.engine) AS engine FROM leg AS l
   WHERE l.request IN (SELECT remote_request FROM seen) AND coalesce(l.prefill_from_ns, l.decode_from_ns) IS NOT NULL
+    AND {legs}
   GROUP BY l.request
 ), whole AS (
   SELECT
@@ -211,6 +215,7 @@ ORDER BY coalesce(post_started_ns, prepared_ns)
 
 
 OF_TOUCHED_TRANSFERS = "t_ns >= $from AND (process, a) IN (SELECT (process, transfer) FROM touched)"
+LEGS_OF_TOUCHED_TRANSFERS = f"l.first_ns >= $from - {LOOK_BACK_NS}"
 
 # Events by kind -------------------------------------------------------------------------------------------
 

@@ -81,13 +81,22 @@ def copy_through(descriptor: int, target: Path) -> None:
     try:
         size, done = os.fstat(descriptor).st_size, 0
         while done < size:
-            block = os.pread(descriptor, min(_COPY_STEP_BYTES, size - done), done)
-            if not block:
+            count = _copied(descriptor, out, done, size - done)
+            if not count:
                 raise StoreError(f"{target} could not be copied: its source shrank meanwhile")
-            done += os.pwrite(out, block, done)
+            done += count
         os.fsync(out)
     finally:
         os.close(out)
+
+
+def _copied(source: int, target: int, at: int, length: int) -> int:
+    """Copy some of these bytes; return how many, 0 at the end of the source."""
+    try:
+        # Within the kernel it takes less processor time, and next to none where the file system shares blocks.
+        return os.copy_file_range(source, target, length, at, at)
+    except OSError:  # another file system, or one that cannot
+        return os.pwrite(target, os.pread(source, min(_COPY_STEP_BYTES, length), at), at)
 
 
 def put_in_place(arriving: Path, target: Path) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrace.errors import StoreError
@@ -42,6 +43,7 @@ class Publication:
         self.target = target
         self._spare = beside(target, SPARE_SUFFIX)
         self._own: int | None = None  # the inode that was put in place last
+        self._known: dict[int, _Known] = {}  # by inode, of the last two snapshots
         self._number = 0
         self._changed: dict[int, int] = {}  # by block, in which of the last publications it was found to have changed
         self._spare.unlink(missing_ok=True)  # of a process that was killed: perhaps torn
@@ -58,16 +60,20 @@ class Publication:
     def put(self, descriptor: int) -> Extent:
         """Put a copy of the file behind `descriptor` in place; return how much was copied. Raises OSError."""
         arriving = beside(self.target, PUBLISHING_SUFFIX)
+        sums = checksums(descriptor)
         spare = self._take_spare()
         try:
             if spare is None:
                 copy_through(descriptor, arriving)
+                status = arriving.stat()
             else:
                 with contextlib.closing(spare):
-                    changed = copy_changed(descriptor, spare.fileno(), self._doubtful(descriptor))
+                    target, doubtful = spare.fileno(), self._doubtful(descriptor)
+                    changed = copy_changed(descriptor, target, doubtful, self._sums_of(target), sums)
+                    status = os.fstat(target)  # before anybody else can write to it
                 self._changed.update(dict.fromkeys(changed, self._number))
                 self._spare.replace(arriving)
-            inode = arriving.stat().st_ino
+            inode = status.st_ino
             self._keep_present_one()
             put_in_place(arriving, self.target)
         except BaseException:
@@ -75,6 +81,8 @@ class Publication:
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
             raise
+        kept = {one: known for one, known in self._known.items() if one == self._own}
+        self._known = {**kept, inode: _Known(status.st_mtime_ns, sums)}
         self._own = inode
         return "whole" if spare is None else "changed"
 
@@ -86,6 +94,12 @@ class Publication:
         blocks = os.fstat(descriptor).st_size // _BLOCK_BYTES + 1
         turn = self._number * _IN_TURN
         return {*self._changed, *(block % blocks for block in range(turn, turn + _IN_TURN))}
+
+    def _sums_of(self, spare: int) -> list[bytes]:
+        """Return the checksums in a snapshot: those that it was put in place with, unless it was written to since."""
+        status = os.fstat(spare)
+        known = self._known.get(status.st_ino)
+        return checksums(spare) if known is None or known.modified_ns != status.st_mtime_ns else known.sums
 
     def _take_spare(self) -> _File | None:
         """Return the snapshot before the last one, open for writing, if nobody else has it open or bears it a name."""
@@ -112,6 +126,14 @@ class Publication:
         for suffix in (SPARE_SUFFIX, PUBLISHING_SUFFIX):
             with contextlib.suppress(OSError):
                 beside(self.target, suffix).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A snapshot as it was put in place: when it was written to, unix ns, and its blocks' checksums."""
+
+    modified_ns: int
+    sums: list[bytes]
 
 
 class _File:
@@ -159,17 +181,30 @@ def _lease(descriptor: int) -> bool:
     return True
 
 
-def copy_changed(source: int, target: int, doubtful: Container[int] = ()) -> list[int]:
+def checksums(descriptor: int) -> list[bytes]:
+    """Return the checksums of the blocks of the DuckDB file behind `descriptor`, in order."""
+    size = os.fstat(descriptor).st_size
+    return [os.pread(descriptor, _CHECKSUM_BYTES, at) for at in range(_HEADERS_BYTES, size, _BLOCK_BYTES)]
+
+
+def copy_changed(
+    source: int, target: int, doubtful: Container[int], of_target: list[bytes], of_source: list[bytes]
+) -> list[int]:
     """Make the DuckDB file behind `target` that behind `source` and durable; return the numbers of the blocks changed.
 
-    Blocks are told apart by their checksums, `doubtful` ones by all that is in them.
+    Blocks are told apart by the checksums of both, `doubtful` ones by all that is in them.
     """
     size, there = os.fstat(source).st_size, os.fstat(target).st_size
     changed = []
-    for block, at in enumerate(range(_HEADERS_BYTES, size, _BLOCK_BYTES)):
-        compared = _BLOCK_BYTES if block in doubtful else _CHECKSUM_BYTES
-        before = os.pread(target, compared, at) if at + _BLOCK_BYTES <= there else b""
-        if before != os.pread(source, compared, at):
+    for block, checksum in enumerate(of_source):
+        at = _HEADERS_BYTES + block * _BLOCK_BYTES
+        if at + _BLOCK_BYTES > there:
+            is_same = False
+        elif block in doubtful:
+            is_same = os.pread(target, _BLOCK_BYTES, at) == os.pread(source, _BLOCK_BYTES, at)
+        else:
+            is_same = of_target[block] == checksum
+        if not is_same:
             _copy_range(source, target, at, min(_BLOCK_BYTES, size - at))
             changed.append(block)
     os.ftruncate(target, size)
