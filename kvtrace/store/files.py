@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError, is_text
@@ -25,6 +26,9 @@ _MAGIC_AT = 8
 
 def is_duckdb(path: Path) -> bool:
     """Return True if a file begins as DuckDB's do. Raises OSError where there is none to read."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return False  # reading a pipe or a terminal would wait for whoever writes to it
     with path.open("rb") as file:
         return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
