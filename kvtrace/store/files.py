@@ -44,6 +44,14 @@ def refuse_bytes(path: Path) -> None:
         raise StoreError(f"{path} cannot be a store: its path is no UTF-8; give it another name")
 
 
+def resolved(path: Path) -> Path:
+    """Return where a path leads, links followed; raise StoreError for links that lead back to themselves."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:
+        raise StoreError(f"{path} leads nowhere: its links lead back to it; name another file") from error
+
+
 def working_path(published: Path) -> Path:
     """Return where the recorder keeps the working file of a published store."""
     return beside(published, WORKING_SUFFIX)
