@@ -61,9 +61,18 @@ def discard(published: Path) -> None:
     """Delete a store, its working file and what either left behind; raise StoreError if another recorder is at it."""
     if _is_locked(working_path(published)):
         raise StoreError(f"{published} is being recorded by another process: stop that first, or name another output")
+    if _is_foreign(published):
+        raise StoreError(f"{published} is there and no DuckDB file, so it is not overwritten; name another output")
     for base in (published, working_path(published)):
         for suffix in _SUFFIXES:
             beside(base, suffix).unlink(missing_ok=True)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return True if there is something that holds what no store does; an empty file holds nothing."""
+    if path.is_file() and not path.stat().st_size:
+        return False
+    return path.exists() and not is_duckdb(path)
 
 
 def is_of(published: Path, other: Path) -> bool:
