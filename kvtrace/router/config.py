@@ -61,9 +61,16 @@ class EngineAddress:
         url, *settings = [part.strip() for part in text.split(",")]
         if "://" not in url:
             url = f"http://{url}"
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address or parts.query or parts.fragment:
             raise UsageError(f"{text!r} is no engine address; write http://HOST:PORT")
+        if "@" in parts.netloc:
+            # Addresses are stored, and told to clients whose request got lost.
+            raise UsageError("an engine address may bear no password: send it as the header Authorization")
         return cls(url.rstrip("/"), _coordinates(text, settings))
 
 
