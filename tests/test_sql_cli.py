@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_rows_leave_as_they_come(form: str, store: Path) -> None:
         assert asking.wait(timeout=20) == 1
         assert asking.stderr.read() == b""
     assert first in (b"n\n0\n", b'[\n{"n": 0},\n')
+
+
+def test_a_terminal_that_lacks_a_letter_shows_its_number_and_json_stays_json(store: Path) -> None:
+    told = []
+    for form in ((), ("--json",)):
+        command = [sys.executable, "-m", "kvtrace", "sql", store, "SELECT 'é漢' AS a", *form]
+        environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+        told.append(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert told[0].splitlines()[-1] == b"\xe9\\u6f22"
+    assert json.loads(told[1].decode("ascii")) == [{"a": "é漢"}]
 
 
 def test_an_answer_without_rows_is_empty_and_no_error(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ def _json(columns: Iterable[str], rows: Iterable[Row]) -> Iterable[str]:
     for index, row in enumerate(rows):
         yield ",\n" if index else "\n"
         values = {name: _plain(value) for name, value in zip(names, row, strict=True)}
-        yield json.dumps(values, ensure_ascii=False)
+        yield json.dumps(values, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf"))
     yield "\n]\n"
 
 
