@@ -139,7 +139,10 @@ async def answering(reply: bytes) -> AsyncIterator[str]:
     ],
 )
 async def test_a_reply_that_is_none_is_a_502_that_quotes_nothing_of_it(stamps: Stamps, reply: bytes, told: str) -> None:
-    async with answering(reply) as url, routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router:
+    async with (
+        answering(reply) as url,
+        routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router,
+    ):
         status, body, _ = await post(router)
 
     assert status == 502
@@ -150,7 +153,10 @@ async def test_a_reply_that_is_none_is_a_502_that_quotes_nothing_of_it(stamps: S
 
 async def test_a_header_that_http_forbids_stays_behind(stamps: Stamps) -> None:
     reply = b"HTTP/1.1 200 OK\r\nx-odd: a\x01b\r\nx-even: c\r\ncontent-length: 2\r\n\r\n{}"
-    async with answering(reply) as url, routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router:
+    async with (
+        answering(reply) as url,
+        routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router,
+    ):
         status, body, headers = await post(router)
 
     assert (status, body) == (200, b"{}")

@@ -147,7 +147,18 @@ def test_an_address_may_name_the_side_channel() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ftp://x", "http://[::1", "http://x:0", "http://x:65536", "http://x:y", "http://x?q=1", "http://x,engine_id=e", "http://x,engine_id=e,host=h,port=no", "http://x,a=b"],
+    [
+        "",
+        "ftp://x",
+        "http://[::1",
+        "http://x:0",
+        "http://x:65536",
+        "http://x:y",
+        "http://x?q=1",
+        "http://x,engine_id=e",
+        "http://x,engine_id=e,host=h,port=no",
+        "http://x,a=b",
+    ],
 )
 def test_an_address_that_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=r"engine address|unknown|missing|whole numbers"):
