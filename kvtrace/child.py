@@ -9,6 +9,7 @@ becomes SIGTERM, a third SIGKILL for the group.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -37,7 +38,9 @@ def run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         say(f"command not found: {argv[0]}")
         return 127
     except OSError as error:
-        say(f"cannot execute {argv[0]}: {error.strerror}")
+        # A shell would read a script without such a line itself; the system does not.
+        advice = "; a script needs a first line like #!/bin/sh" if error.errno == errno.ENOEXEC else ""
+        say(f"cannot execute {argv[0]}: {error.strerror}{advice}")
         return 126
 
 

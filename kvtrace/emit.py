@@ -212,7 +212,8 @@ def _from_environment() -> NullEmitter:
         # vLLM's API server ends up with a root logger that passes errors only; what is said once must not get lost.
         _log.setLevel(logging.WARNING)
     try:
-        emitter = Emitter(Path(folder), _budget_bytes())
+        # Absolute, since a server may go elsewhere while its files are followed by others.
+        emitter = Emitter(Path(folder).absolute(), _budget_bytes())
         emitter.fact("kvtrace", __version__)
         emitter.fact("argv0", sys.argv[0] if sys.argv else "")
     except Exception as error:  # noqa: BLE001 - tracing never raises into its host

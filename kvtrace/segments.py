@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,10 +110,13 @@ class SegmentFile:
         """Return the file, to be read on after `consumed` records; SpoolError names a file that is not one."""
         path = Path(path)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Opening a pipe would wait for its writer, and with it whoever follows the folder.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise SpoolError(f"{path}: cannot be read: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SpoolError(f"{path}: is no regular file, as spool files are")
             file = cls(path, descriptor, wire.unpack_header(os.pread(descriptor, wire.HEADER_BYTES, 0), str(path)))
             file._replay(consumed, list(holes))
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from tests.recordings import ROOT, STEP, numbers, record_once, write
 from tests.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtrace.store.publication import Extent
 
 
@@ -197,6 +200,18 @@ def test_a_foreign_file_is_not_overwritten(spool: Path, output: Path) -> None:
     with pytest.raises(StoreError, match="exists and is not overwritten"):
         record_once(output, spool)
     assert output.read_text() == "my thesis"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_text("a diary")], ids=["a pipe", "a text"])
+def test_what_is_no_store_is_not_overwritten_by_force_either(
+    make: Callable[[Path], object], spool: Path, output: Path
+) -> None:
+    make(output)
+
+    with pytest.raises(StoreError, match="no DuckDB file, so it is not overwritten; name another output"):
+        record_once(output, spool, force=True)
+
+    assert output.is_fifo() or output.read_text() == "a diary"
 
 
 def test_a_missing_output_folder_is_named(spool: Path, tmp_path: Path) -> None:

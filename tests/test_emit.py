@@ -216,6 +216,22 @@ def test_a_missing_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tracer.close()
 
 
+def test_a_folder_stays_where_it_was_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(emit.SPOOL_VARIABLE, "spool")
+    tracer = emit._from_environment()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tracer.emit(ENQUEUED, "r")
+    tracer.flush()
+
+    assert [event.request for event in spooled.read(tmp_path / "spool").of(ENQUEUED)] == ["r"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    tracer.close()
+
+
 @pytest.mark.parametrize(
     ("text", "budget_bytes"), [("", spool.BUDGET_BYTES), ("1000000", 10**6), ("1e6", 10**6), ("x", spool.BUDGET_BYTES)]
 )

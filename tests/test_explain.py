@@ -78,6 +78,16 @@ def test_the_population_looks_like_the_golden(
     check_golden(f"cli/population_{width}.txt", out)
 
 
+@pytest.mark.parametrize("columns", ["0", "-1", "wide", "²"])
+def test_columns_that_are_no_width_are_passed_over(
+    columns: str, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = explain(capsys, store, "kvt-01")
+    monkeypatch.setenv("COLUMNS", columns)
+
+    assert explain(capsys, store, "kvt-01") == plain
+
+
 def test_a_findings_command_can_be_pasted(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,13 +52,18 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
 def make_nothing(path: Path) -> None:
     assert not path.exists()
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 @pytest.mark.parametrize(
-    "make", [make_empty, make_text, make_foreign, make_cut, make_scribbled, make_older, make_folder, make_nothing]
+    "make",
+    [make_empty, make_text, make_foreign, make_cut, make_scribbled, make_older, make_folder, make_pipe, make_nothing],
 )
 def test_a_file_that_is_no_use_is_one_clear_line(
     make: Callable[[Path], None],

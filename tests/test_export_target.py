@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from kvtrace.exporters import otlp_json
 from kvtrace.store import Store
 from tests import exported
 from tests.sample_store import empty_store
@@ -82,6 +85,20 @@ def test_the_store_itself_is_never_overwritten(tmp_path: Path, capsys: pytest.Ca
 
     assert own.read_bytes() == before
     assert link.is_symlink()
+
+
+def test_an_export_that_is_ended_leaves_nothing(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_spans: object, out: BinaryIO, _resource: object) -> int:
+        out.write(b"half")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(otlp_json, "write", stopped)
+    with pytest.raises(SystemExit) as ended:
+        export(store, "--format", "otlp-json", "-o", tmp_path / "out")
+
+    assert ended.value.code == 143
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pipe_is_written_to_and_stays_one(store: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from kvtrace import cli
 from kvtrace.store import Store
 from tests import import_records as records
+from tests.recordings import numbers, record_once, write
 from tests.trace import push
 
 ODD = os.fsdecode(b"odd-\xff")
@@ -94,6 +95,20 @@ def test_a_spool_folder_of_such_a_name_is_wrong_usage(tmp_path: Path, capsys: py
     assert code == 2
     assert "odd-\\udcff: its path is no UTF-8" in line
     assert [entry.name for entry in tmp_path.iterdir()] == [ODD]
+
+
+def test_a_file_of_such_a_name_in_a_spool_folder_is_named_and_costs_nothing(tmp_path: Path) -> None:
+    spool, output = tmp_path / "spool", tmp_path / "run.duckdb"
+    write(spool, 0, 3)
+    (spool / f"{ODD}.kvt").write_bytes(b"garbage")
+
+    record_once(output, spool)
+
+    assert numbers(output) == [0, 1, 2]
+    with Store.open(output) as opened:
+        (said,) = opened.rows("SELECT subject, message FROM recorder")
+    assert said["subject"] == f"{spool}/odd-\\udcff.kvt"
+    assert "its name is no UTF-8" in said["message"]
 
 
 def test_a_command_may_bear_such_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import re
 import threading
 import time
@@ -217,7 +218,8 @@ def test_the_summary_has_the_fields_terms() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"requests": 0}, {"rate_qps": 0}, {"input_len": 0}, {"output_len": 0}, {"concurrency": 0}]
+    "wrong",
+    [{"requests": 0}, {"rate_qps": 0}, {"rate_qps": math.nan}, {"input_len": 0}, {"output_len": 0}, {"concurrency": 0}],
 )
 def test_impossible_loads_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

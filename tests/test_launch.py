@@ -161,6 +161,17 @@ def test_exit_code_is_the_commands_own(argv: list[str], code: int, line: bytes) 
     assert (ended.returncode, ended.stderr) == (code, line)
 
 
+def test_a_script_that_names_no_interpreter_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "start"
+    script.write_text("echo up\n")
+    script.chmod(0o755)
+
+    ended = subprocess.run([sys.executable, "-c", RUN, script], capture_output=True, check=False)
+
+    assert ended.returncode == 126
+    assert b"Exec format error; a script needs a first line like #!/bin/sh" in ended.stderr
+
+
 def test_input_output_and_errors_pass_through() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", RUN, "sh", "-c", "cat; echo wrong >&2"], input=b"hello", capture_output=True, check=False

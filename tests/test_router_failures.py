@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -119,6 +121,55 @@ async def test_a_connection_that_breaks_behind_the_end_mark_was_a_whole_answer(s
 
     assert stamps.named("failed") == []
     assert stamps.named("done")[0].b == 3
+
+
+@contextlib.asynccontextmanager
+async def answering(reply: bytes) -> AsyncIterator[str]:
+    """Serve an engine that sends these bytes, whatever it is asked; yields its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (b"HTTP/1.1 999 Odd\r\ncontent-length: 0\r\n\r\n", "999 is no status of one"),
+        (b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "101 is no status of one"),
+        (b"an answer's words\r\n\r\n", "it is no HTTP (Bad status line)"),
+        (b"HTTP/1.1 200 OK\r\nx-secret: words\r\n", "it closed the connection"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nwords\r\n", "it is no HTTP"),
+        (b"HTTP/1.1 500 No\r\ncontent-length: 100\r\n\r\nwords", "Response payload is not completed"),
+    ],
+)
+async def test_a_reply_that_is_none_is_a_502_that_quotes_nothing_of_it(stamps: Stamps, reply: bytes, told: str) -> None:
+    async with (
+        answering(reply) as url,
+        routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router,
+    ):
+        status, body, _ = await post(router)
+
+    assert status == 502
+    for said in (json.loads(body)["error"]["message"], stamps.named("failed")[0].ref):
+        assert told in said
+        assert "words" not in said
+
+
+async def test_a_header_that_http_forbids_stays_behind(stamps: Stamps) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nx-odd: a\x01b\r\nx-even: c\r\ncontent-length: 2\r\n\r\n{}"
+    async with (
+        answering(reply) as url,
+        routing(Mode.PULL, [EngineDouble("p0")], [EngineDouble("d0", url=url)]) as router,
+    ):
+        status, body, headers = await post(router)
+
+    assert (status, body) == (200, b"{}")
+    assert (headers.get("x-even"), headers.get("x-odd")) == ("c", None)
 
 
 async def test_an_error_inside_the_stream_is_no_success(stamps: Stamps) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,11 +149,37 @@ def test_an_address_may_name_the_side_channel() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ftp://x", "http://x?q=1", "http://x,engine_id=e", "http://x,engine_id=e,host=h,port=no", "http://x,a=b"],
+    [
+        "",
+        "ftp://x",
+        "http://[::1",
+        "http://x:0",
+        "http://x:65536",
+        "http://x:y",
+        "http://x?q=1",
+        "http://x,engine_id=e",
+        "http://x,engine_id=e,host=h,port=no",
+        "http://x,engine_id=e,host=h,port=0",
+        "http://x,engine_id=e,host=h,port=5600,tp=0",
+        "http://x,a=b",
+    ],
 )
 def test_an_address_that_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=r"engine address|unknown|missing|whole numbers"):
         EngineAddress.parse(text)
+
+
+def test_an_address_with_a_password_is_refused_without_saying_it() -> None:
+    with pytest.raises(UsageError, match="no password") as caught:
+        EngineAddress.parse("http://me:secret@x:1")
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"grace_s": math.inf}, {"grace_s": math.nan}, {"port_file": Path("/nowhere/port")}])
+def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"number of seconds|/nowhere/port cannot be written"):
+        RouterConfig(Mode.PULL, (EngineAddress("http://p"),), (EngineAddress("http://d"),), **wrong)
 
 
 def test_a_router_needs_both_sides() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from kvtrace.segments import SegmentFile
 from kvtrace.stages import BY_CODE
-from tests.router_client import send
+from tests.router_client import raw, send
 from tests.router_doubles import TOKENS, EngineDouble, serving, until
 from tests.waiting import LONG_S
 
@@ -83,6 +83,24 @@ async def test_the_grace_ends_and_the_request_is_recorded_as_failed(tmp_path: Pa
         async with asyncio.timeout(LONG_S):
             await process.wait()
 
+    assert process.returncode == 0
+    assert spooled(tmp_path / "spool")[-1] == "router.failed"
+
+
+async def test_a_client_that_is_still_sending_at_the_end_is_told_and_nothing_is_a_fault(tmp_path: Path) -> None:
+    async with program(tmp_path, EngineDouble("p0"), EngineDouble("d0"), "--grace", "1") as (process, url):
+        half = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        reader, writer = await raw(url, half)
+        await send(url, b"{}")  # which is over once the first one has been begun
+        process.terminate()
+        async with asyncio.timeout(20):
+            reply = await reader.read()
+            _, errors = await process.communicate()
+        writer.close()
+
+    assert reply.startswith(b"HTTP/1.1 503 ")
+    assert b"the router stops" in reply
+    assert b"Traceback" not in errors
     assert process.returncode == 0
     assert spooled(tmp_path / "spool")[-1] == "router.failed"
 

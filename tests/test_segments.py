@@ -117,6 +117,13 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
             SegmentFile.open(path)
 
 
+def test_a_pipe_is_named_and_its_writer_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe.kvt")
+
+    with pytest.raises(SpoolError, match="is no regular file"):
+        SegmentFile.open(path)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=64, max_size=64 * 50), st.booleans())
 def test_garbage_behind_a_good_header_invents_nothing(folder: Path, garbage: bytes, commits: bool) -> None:

@@ -79,6 +79,35 @@ def test_odd_values_are_valid_json(store: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
+def test_columns_of_one_name_are_all_in_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", str(store), "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"a": 1, "a_1": 2, "a_1_1": 3, "a_2": 4}]
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+def test_rows_leave_as_they_come(form: str, store: Path) -> None:
+    """A thousand thousand million rows fit into no memory; a reader that has seen enough ends it."""
+    command = [sys.executable, "-m", "kvtrace", "sql", store, "SELECT range AS n FROM range(1000000000000)", form]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        assert asking.stderr is not None
+        first = asking.stdout.readline() + asking.stdout.readline()
+        asking.stdout.close()
+        assert asking.wait(timeout=20) == 1
+        assert asking.stderr.read() == b""
+    assert first in (b"n\n0\n", b'[\n{"n": 0},\n')
+
+
+def test_a_terminal_that_lacks_a_letter_shows_its_number_and_json_stays_json(store: Path) -> None:
+    told = []
+    for form in ((), ("--json",)):
+        command = [sys.executable, "-m", "kvtrace", "sql", store, "SELECT 'é漢' AS a", *form]
+        environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+        told.append(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert told[0].splitlines()[-1] == b"\xe9\\u6f22"
+    assert json.loads(told[1].decode("ascii")) == [{"a": "é漢"}]
+
+
 def test_an_answer_without_rows_is_empty_and_no_error(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sql", str(store), "drops", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []

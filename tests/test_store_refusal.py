@@ -129,3 +129,12 @@ def test_random_bytes_in_the_middle_are_refused_and_never_a_crash(path: Path) ->
 
     assert done.returncode == 0, done.stderr
     assert str(path) in done.stdout
+
+
+def test_a_folder_that_goes_away_while_its_store_is_written_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with Store.open(folder / "run.duckdb", "write") as store:
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(StoreError, match=r"run\.duckdb cannot be written further: .*; see to its folder"):
+            store.remember({"a": "b"})

@@ -270,3 +270,12 @@ def test_of_two_upgrades_at_once_one_succeeds_and_nothing_is_lost(older: Path) -
     with Store.open(older) as store:
         assert store.rows("SELECT count(*) AS n FROM request") == [{"n": 2}]
     assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
+
+
+def test_a_link_to_itself_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "loop.duckdb"
+    path.symlink_to(path)
+
+    assert cli.main(["upgrade", str(path)]) == 1
+
+    assert f"{path} leads nowhere: its links lead back to it" in capsys.readouterr().err

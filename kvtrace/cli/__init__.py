@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -153,6 +154,8 @@ def _stand_in_for_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 -- open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter shows its number
 
 
 def _unwritten(error: OSError) -> int:

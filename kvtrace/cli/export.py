@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from kvtrace.cli import target
+from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import ExportError, UsageError
 from kvtrace.exporters.source import NEVER_NS, Choice, batches
 from kvtrace.messages import say
@@ -44,6 +45,7 @@ _NEXT = {
 }
 
 
+@ended_in_order()
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN.duckdb", help="The store that `kvtrace record` wrote.")],
     form: Annotated[Format, typer.Option("--format", "-f", help="What to write.", show_default=False)],

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import UsageError
 from kvtrace.messages import command_line, say
 
 
+@ended_in_order()
 def command(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files to import, all of them or none.")],
     into: Annotated[

@@ -35,6 +35,26 @@ def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM end a command as an error would, exit code 143: what is unfinished is then cleared away.
+
+    Raises SystemExit where the signal arrives.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def interrupted_at_once() -> Iterator[None]:
     """Let SIGINT end the process as it ends one that handles no signals: a query of DuckDB need not hear of it."""
     if threading.current_thread() is not threading.main_thread():

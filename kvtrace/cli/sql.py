@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import decimal
+import itertools
 import json
 import math
 import sys
@@ -20,7 +21,9 @@ from kvtrace.errors import QueryError, UsageError
 from kvtrace.store import Rows, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from kvtrace.store.connection import Row
 
 _CELL_LETTERS_MAX = 60
 
@@ -47,32 +50,33 @@ def command(
         return
     if store is None or not question:
         raise UsageError("name a store and a query: kvtrace sql RUN.duckdb NAME; --list names the queries")
-    with interrupted_at_once():
-        rows = _answer(store, " ".join(question), _given(param or []))
-    if as_json:
-        sys.stdout.writelines(_json(rows))
-    elif as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(rows.columns)
-        writer.writerows([[_plain(value) for value in row] for row in rows.values])
-    else:
-        sys.stdout.writelines(_table(rows))
+    with interrupted_at_once(), Store.open(store) as opened:
+        statement, values = _statement(opened, " ".join(question), _given(param or []))
+        if as_json:
+            sys.stdout.writelines(_json(*opened.stream(statement, values)))
+        elif as_csv:
+            columns, rows = opened.stream(statement, values)
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_plain(value) for value in row] for row in rows)
+        else:
+            sys.stdout.writelines(_table(opened.select(statement, values)))
 
 
-def _answer(path: Path, question: str, given: dict[str, str]) -> Rows:
-    with Store.open(path) as store:
-        if question in queries.names():
-            query = queries.load(question)
-            return store.select(query.sql, query.bind(given))
-        _define_walk(store, question)
-        if _is_name(question):
-            raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
-        wanted = store.parameters(question)
-        if wanted != given.keys():
-            missing = ", ".join(sorted(wanted - given.keys())) or "none"
-            excess = ", ".join(sorted(given.keys() - wanted)) or "none"
-            raise QueryError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
-        return store.select(question, given)
+def _statement(store: Store, question: str, given: dict[str, str]) -> tuple[str, Mapping[str, object]]:
+    """Return the SQL that was asked for and the values of its parameters; raise QueryError where they do not fit."""
+    if question in queries.names():
+        query = queries.load(question)
+        return query.sql, query.bind(given)
+    _define_walk(store, question)
+    if _is_name(question):
+        raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
+    wanted = store.parameters(question)
+    if wanted != given.keys():
+        missing = ", ".join(sorted(wanted - given.keys())) or "none"
+        excess = ", ".join(sorted(given.keys() - wanted)) or "none"
+        raise QueryError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
+    return question, given
 
 
 def _define_walk(store: Store, question: str) -> None:
@@ -141,14 +145,24 @@ def _catalogue(known: dict[str, queries.Query]) -> Iterable[str]:
     yield "\nThose about one request want --param request=ID. Parameters and columns: kvtrace sql --list NAME\n"
 
 
-def _json(rows: Rows) -> Iterable[str]:
+def _json(columns: Iterable[str], rows: Iterable[Row]) -> Iterable[str]:
     """Yield a JSON array, an object per row and line."""
+    names = _told_apart(columns)
     yield "["
-    for index, row in enumerate(rows.values):
+    for index, row in enumerate(rows):
         yield ",\n" if index else "\n"
-        values = {name: _plain(value) for name, value in zip(rows.columns, row, strict=True)}
-        yield json.dumps(values, ensure_ascii=False)
+        values = {name: _plain(value) for name, value in zip(names, row, strict=True)}
+        yield json.dumps(values, ensure_ascii=not sys.stdout.encoding.lower().startswith("utf"))
     yield "\n]\n"
+
+
+def _told_apart(columns: Iterable[str]) -> list[str]:
+    """Return the names, with numbers behind those that come again: an object would keep the last value alone."""
+    names: list[str] = []
+    for column in columns:
+        numbered = (f"{column}_{number}" for number in itertools.count(1))
+        names.append(next(name for name in (column, *itertools.islice(numbered, len(names))) if name not in names))
+    return names
 
 
 def _plain(value: Any) -> Any:

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from kvtrace.analyze import analyze
+from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import in_one_line
 from kvtrace.findings import table
 from kvtrace.store.upgrade import is_current, upgrading
 
 
+@ended_in_order()
 def command(
     store: Annotated[Path, typer.Argument(metavar="RUN.duckdb", help="A store that an older kvtrace wrote.")],
 ) -> None:

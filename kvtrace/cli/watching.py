@@ -144,9 +144,9 @@ class Watch:
 def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:
     """Raise UsageError unless snapshots can be put there beside those of the output."""
     from kvtrace.store import copies, working_path
-    from kvtrace.store.files import is_duckdb, is_of
+    from kvtrace.store.files import is_duckdb, is_of, resolved
 
-    if is_of(output.resolve(), copy.resolve()):
+    if is_of(resolved(output), resolved(copy)):
         raise UsageError(
             f"--grafana-copy {copy} is the store itself; name another file, in the folder that Grafana sees"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvtrace import clock, wire
 from kvtrace.collect import convert
 from kvtrace.collect.ledger import FileKey, Ledger, Position, ProcessRow
-from kvtrace.errors import SpoolError
+from kvtrace.errors import SpoolError, is_text
 from kvtrace.segments import SegmentFile
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class Folders:
 
     def _open(self, path: Path, status: os.stat_result, look: _Look | None = None) -> None:
         try:
+            if not is_text(path.name):
+                raise SpoolError(f"{path}: its name is no UTF-8, as those of spool files are")
             file = SegmentFile.open(path)
             key = (file.header.series, file.header.number)
             position = self._ledger.positions.get(key)

@@ -330,6 +330,8 @@ class Recorder:
         }
 
     def _notice(self, subject: str, message: str) -> None:
+        # The names of foreign files may hold bytes that are no text, which is all that a store holds.
+        subject, message = (said.encode(errors="backslashreplace").decode() for said in (subject, message))
         if (subject, message) in self._said:
             return
         self._said.add((subject, message))

@@ -49,7 +49,7 @@ class Load:
     stream: bool = True
 
     def __post_init__(self) -> None:
-        if self.requests < 1 or self.input_len < 1 or self.output_len < 1 or self.rate_qps <= 0:
+        if self.requests < 1 or self.input_len < 1 or self.output_len < 1 or not self.rate_qps > 0:
             raise UsageError("requests, input and output length are at least 1, and the rate is above 0")
         if self.concurrency is not None and self.concurrency < 1:
             raise UsageError("concurrency is at least 1")

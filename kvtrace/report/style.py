@@ -62,10 +62,12 @@ ASCII_SIGNS = Signs("o", ".", "[", "-", "]", "|", "~", "-", "+")
 
 def open_console() -> Console:
     """Return the console for stdout: a terminal's own width, a plain width where stdout is a file or a pipe."""
-    width = None
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdigit():
-        width = PLAIN_WIDTH_COLUMNS
-    return Console(width=width, highlight=False, markup=False, emoji=False)
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isascii() and columns.isdecimal() else 0
+    width = asked or (None if sys.stdout.isatty() else PLAIN_WIDTH_COLUMNS)
+    # rich would believe what is no width, too.
+    rest = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return Console(width=width, _environ=rest, highlight=False, markup=False, emoji=False)
 
 
 def speaks_unicode(console: Console) -> bool:

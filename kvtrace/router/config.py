@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +11,8 @@ from urllib.parse import urlsplit
 
 from kvtrace import modes
 from kvtrace.errors import UsageError
+
+_PORT_MAX = 65_535
 
 
 class Mode(StrEnum):
@@ -62,9 +66,16 @@ class EngineAddress:
         url, *settings = [part.strip() for part in text.split(",")]
         if "://" not in url:
             url = f"http://{url}"
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address or parts.query or parts.fragment:
             raise UsageError(f"{text!r} is no engine address; write http://HOST:PORT")
+        if "@" in parts.netloc:
+            # Addresses are stored, and told to clients whose request got lost.
+            raise UsageError("an engine address may bear no password: send it as the header Authorization")
         return cls(url.rstrip("/"), _coordinates(text, settings))
 
 
@@ -81,6 +92,8 @@ def _coordinates(text: str, settings: list[str]) -> Coordinates | None:
         port, *sizes = (int(given.get(name, "1")) for name in ("port", "tp", "pp", "dcp"))
     except ValueError as error:
         raise UsageError(f"{text!r}: port, tp, pp and dcp are whole numbers") from error
+    if not 0 < port <= _PORT_MAX or min(sizes) < 1:
+        raise UsageError(f"{text!r}: port is 1 to {_PORT_MAX}, and tp, pp and dcp are whole numbers from 1 on")
     return Coordinates(given["engine_id"], given["host"], port, *sizes)
 
 
@@ -115,3 +128,7 @@ class RouterConfig:
             raise UsageError("a router needs at least one prefill and one decode engine")
         if self.attempts < 1 or self.max_connections < 1 or self.max_body_bytes < 1:
             raise UsageError("attempts, connections and body bytes are at least 1")
+        if not 0 <= self.grace_s < math.inf:
+            raise UsageError("the grace is a number of seconds, which ends")
+        if self.port_file is not None and not os.access(self.port_file.parent, os.W_OK):
+            raise UsageError(f"{self.port_file} cannot be written: name a file in a folder that is there and yours")

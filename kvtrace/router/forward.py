@@ -60,6 +60,10 @@ class Forward:
             request.marks.received(0, 0, request.client_id, request.received_ns)
             await request.refuse(refusal)
             return
+        except asyncio.CancelledError:
+            request.marks.received(0, 0, request.client_id, request.received_ns)
+            await request.stop()
+            return
         await self._serve_while_wanted(request, raw, receive)
 
     async def _serve_while_wanted(self, request: _ClientRequest, raw: bytes, receive: Receive) -> None:
@@ -77,9 +81,10 @@ class Forward:
             if work.done():
                 await work
         except asyncio.CancelledError:
-            if not request.reply.ended:
-                request.marks.failed(request.reply.status, "the router stops")
-            raise
+            # Only the server's end cancels, once the grace is over; raised on, it would be logged as a fault of ours.
+            work.cancel()
+            await asyncio.wait({work})
+            await request.stop()
         finally:
             watch.cancel()
             if not work.done():
@@ -168,6 +173,14 @@ class _ClientRequest:
         self.marks.failed(self.reply.status or refusal.status, refusal.reason)
         if not self.reply.status:
             await self.reply.whole(refusal.status, refusal.headers + self.ids(), refusal.body)
+
+    async def stop(self) -> None:
+        """End the request because the router ends: an answer that has begun is broken off."""
+        if self.reply.status:
+            if not self.reply.ended:
+                self.marks.failed(self.reply.status, "the router stops")
+            return
+        await self.refuse(Refusal.own(503, "the router stops", "router_stops"))
 
     async def lose(self, error: LegError) -> None:
         """End the request whose leg got lost: say so, or break off the answer that has begun and is not whole."""

@@ -49,8 +49,8 @@ def to_engine(headers: Iterable[tuple[bytes, bytes]]) -> LegHeaders:
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return an engine's headers that travel on to the client, names in lower case."""
-    return list(_end_to_end(headers, _OWN_TO_CLIENT))
+    """Return an engine's headers that travel on to the client, names in lower case; those that HTTP forbids do not."""
+    return [(key, value) for key, value in _end_to_end(headers, _OWN_TO_CLIENT) if _CONTROLS.isdisjoint(value)]
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]], own: frozenset[bytes]) -> Iterable[tuple[bytes, bytes]]:

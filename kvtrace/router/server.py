@@ -35,6 +35,7 @@ def serve(config: RouterConfig) -> None:
         log_config=None,
         log_level="warning",
         lifespan="on",
+        ws="none",  # a POST that asks for a WebSocket would be left without an answer
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,

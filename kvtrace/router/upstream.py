@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PREFILL = "prefill"
 DECODE = "decode"
 _HEADER_BYTES_MAX = 64 << 10
+_FINAL_STATUSES = range(200, 600)  # what is below announces another reply, and nothing is above
 _TRANSFER_ID_SINCE = (0, 34)
 
 
@@ -181,8 +182,22 @@ class Client:
             raise LegError(engine.leg, engine.url, reason, unreached=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise LegError(engine.leg, engine.url, f"gave no reply: {_reason(error)}") from error
+        if response.status not in _FINAL_STATUSES:
+            response.close()
+            raise LegError(engine.leg, engine.url, f"gave no reply: {response.status} is no status of one")
         return Reply(engine, response)
 
 
 def _reason(error: BaseException) -> str:
+    """Return what went wrong, without the bytes that aiohttp quotes: they may be of an answer, or of a header."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"it is no HTTP ({_unquoted(error.message)})"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return _unquoted(str(error))
     return str(error) or type(error).__name__
+
+
+def _unquoted(message: str) -> str:
+    return message.partition("\n")[0].partition(":")[0]

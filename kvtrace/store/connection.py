@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kvtrace.store.publication import Extent
 
 Mode = Literal["read", "write"]
+Row = tuple[Any, ...]
+_BATCH_ROWS = 2048  # DuckDB's own vectors are of this length
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,24 @@ class Store:
             description = result.description or []
             values = result.fetchall() if description else []
         return Rows(tuple(c[0] for c in description), tuple(_type_name(c[1]) for c in description), values)
+
+    def stream(self, sql: str, params: Mapping[str, Any] | None = None) -> tuple[tuple[str, ...], Iterator[Row]]:
+        """Return what one statement returns as it comes: column names, and the rows, which need not fit into memory.
+
+        Until the last one has been taken, the store can be asked nothing else.
+        """
+        _refuse_bytes(sql, *(params or {}).values())
+        with said_plainly(self.path):
+            result = self._connection.execute(sql, dict(params) if params else None)
+            description = result.description or []
+        return tuple(c[0] for c in description), self._coming(result) if description else iter(())
+
+    def _coming(self, result: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+        rows: list[Row] | None = None
+        while rows is None or rows:
+            with said_plainly(self.path):
+                rows = result.fetchmany(_BATCH_ROWS)
+            yield from rows
 
     def rows(self, sql: str, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return what one statement returns, a dict per row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError, is_text
@@ -25,6 +26,9 @@ _MAGIC_AT = 8
 
 def is_duckdb(path: Path) -> bool:
     """Return True if a file begins as DuckDB's do. Raises OSError where there is none to read."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return False  # reading a pipe or a terminal would wait for whoever writes to it
     with path.open("rb") as file:
         return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
@@ -40,6 +44,14 @@ def refuse_bytes(path: Path) -> None:
         raise StoreError(f"{path} cannot be a store: its path is no UTF-8; give it another name")
 
 
+def resolved(path: Path) -> Path:
+    """Return where a path leads, links followed; raise StoreError for links that lead back to themselves."""
+    try:
+        return path.resolve()
+    except RuntimeError as error:
+        raise StoreError(f"{path} leads nowhere: its links lead back to it; name another file") from error
+
+
 def working_path(published: Path) -> Path:
     """Return where the recorder keeps the working file of a published store."""
     return beside(published, WORKING_SUFFIX)
@@ -49,9 +61,18 @@ def discard(published: Path) -> None:
     """Delete a store, its working file and what either left behind; raise StoreError if another recorder is at it."""
     if _is_locked(working_path(published)):
         raise StoreError(f"{published} is being recorded by another process: stop that first, or name another output")
+    if _is_foreign(published):
+        raise StoreError(f"{published} is there and no DuckDB file, so it is not overwritten; name another output")
     for base in (published, working_path(published)):
         for suffix in _SUFFIXES:
             beside(base, suffix).unlink(missing_ok=True)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return True if there is something that holds what no store does; an empty file holds nothing."""
+    if path.is_file() and not path.stat().st_size:
+        return False
+    return path.exists() and not is_duckdb(path)
 
 
 def is_of(published: Path, other: Path) -> bool:

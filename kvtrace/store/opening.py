@@ -153,7 +153,7 @@ def _check_file(path: Path) -> None:
     """Raise unless a DuckDB file lies at `path`."""
     refuse_bytes(path)
     try:
-        is_database, is_empty = is_duckdb(path), not path.stat().st_size
+        is_database, is_empty = is_duckdb(path), path.is_file() and not path.stat().st_size
     except FileNotFoundError as error:
         if working_path(path).exists():
             message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DAMAGE = (duckdb.IOException, duckdb.SerializationException, duckdb.InternalException, duckdb.FatalException)
+_NOT_COMMITTED = "Failed to commit: "
 
 
 def duckdb_version() -> str:
@@ -46,6 +47,11 @@ def said_plainly(path: Path) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         raise DamageError(f"{path} cannot be read or written further: {_first_line(error)}") from error
+    except duckdb.TransactionException as error:
+        if _NOT_COMMITTED not in str(error):
+            raise QueryError(_first_line(error)) from error
+        cause = _first_line(error).partition(_NOT_COMMITTED)[2]
+        raise StoreError(f"{path} cannot be written further: {cause}; see to its folder, then try again") from error
     except duckdb.Error as error:
         raise QueryError(_first_line(error)) from error
 

@@ -19,6 +19,7 @@ from kvtrace.store.files import (
     copy_through,
     put_in_place,
     refuse_bytes,
+    resolved,
     working_path,
 )
 
@@ -33,7 +34,7 @@ _ARRIVING = ".arriving-"
 def _refuse_recording(path: Path) -> None:
     """Raise if a recorder writes the store at `path`, or has left it unfinished, or if that is a folder."""
     _refuse_folder(path)
-    working = next((one for one in map(working_path, (path, path.resolve())) if one.exists()), None)
+    working = next((one for one in map(working_path, (path, resolved(path))) if one.exists()), None)
     if working is not None:
         raise StoreError(
             f"{path} is being recorded ({working} is there): stop its recorder first; "
@@ -60,7 +61,7 @@ def unattended(path: Path) -> Identity:
 def refuse_changes(path: Path) -> None:
     """Raise if another program has left changes beside the store at `path`, or if that is a folder."""
     _refuse_folder(path)
-    log = beside(path.resolve(), WAL_SUFFIX)
+    log = beside(resolved(path), WAL_SUFFIX)
     if log.exists() and log.stat().st_size:
         raise StoreError(f"{path} has changes of another program in {log}: open it once with duckdb, then try again")
 
@@ -92,7 +93,7 @@ def successor(path: Path, before: Identity, *, copied: bool = False) -> Iterator
 
     Raises StoreError, and leaves everything as it is, if that one is not the one of `before` any more.
     """
-    target = path.resolve()
+    target = resolved(path)
     arriving = _unfinished(target)
     with _written(path, arriving, target if copied else None) as store:
         yield store
@@ -121,7 +122,7 @@ def created(path: Path, *, force: bool) -> Iterator[Store]:
         if not force:
             raise _taken(path)
         opening.schema_version(path)  # only a store is overwritten
-    target = path.resolve()
+    target = resolved(path)
     arriving = _unfinished(target)
     with _written(path, arriving) as store:
         yield store
