@@ -186,7 +186,7 @@ def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any])
 
 @pytest.mark.parametrize("message", ["Bad status line:\n  Expected HTTP/:\n\n  b'words'", "Bad status line 'words'"])
 def test_what_a_parser_quotes_of_a_reply_is_left_out(message: str) -> None:
-    """aiohttp has one in C, and one in Python for where that is not to be had."""
+    """There is one in C, and one in Python for where that is not to be had."""
     error = aiohttp.ClientResponseError(cast("Any", None), (), message=message)
 
     assert upstream._reason(error) == "it is no HTTP (Bad status line)"
