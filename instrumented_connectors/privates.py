@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvtrace.modes import PULL, PUSH
+
 
 @dataclass(frozen=True, slots=True)
 class Private:
@@ -20,22 +22,22 @@ class Private:
 
 
 NIXL_HANDSHAKE = Private(
-    "_nixl_handshake", ("pull", "push"), "Runs on an executor thread: no hook sees a handshake begin or end."
+    "_nixl_handshake", (PULL, PUSH), "Runs on an executor thread: no hook sees a handshake begin or end."
 )
 READ_BLOCKS = Private(
-    "_read_blocks_for_req", ("pull",), "Says which request a READ belongs to: the agent only sees the other side's id."
+    "_read_blocks_for_req", (PULL,), "Says which request a READ belongs to: the agent only sees the other side's id."
 )
 START_PUSH = Private(
     "_do_start_push_kv",
-    ("push",),
+    (PUSH,),
     "The moment P's sender thread has blocks and registration together; says which request a WRITE belongs to.",
 )
-WRITER_WAKE = Private("_push_writer_wake", ("push",), "The event that P's sender thread sleeps on while idle.")
-WRITER_STOP = Private("_push_writer_stop", ("push",), "The event that P's sender thread sleeps on between self-polls.")
-REGISTRATION_INBOX = Private("_reg_send_inbox", ("push",), "Registrations that wait for D's sender thread.")
-FINISHED_INBOX = Private("_finished_blocks_inbox", ("push",), "Blocks that wait for P's sender thread to pick them up.")
-DEFERRED_INBOX = Private("_deferred_push_inbox", ("push",), "Pushes that wait for P's sender thread after a handshake.")
-UNMATCHED_BLOCKS = Private("_push_finished_blocks", ("push",), "Blocks whose registration P's sender thread waits for.")
+WRITER_WAKE = Private("_push_writer_wake", (PUSH,), "The event that P's sender thread sleeps on while idle.")
+WRITER_STOP = Private("_push_writer_stop", (PUSH,), "The event that P's sender thread sleeps on between self-polls.")
+REGISTRATION_INBOX = Private("_reg_send_inbox", (PUSH,), "Registrations that wait for D's sender thread.")
+FINISHED_INBOX = Private("_finished_blocks_inbox", (PUSH,), "Blocks that wait for P's sender thread to pick them up.")
+DEFERRED_INBOX = Private("_deferred_push_inbox", (PUSH,), "Pushes that wait for P's sender thread after a handshake.")
+UNMATCHED_BLOCKS = Private("_push_finished_blocks", (PUSH,), "Blocks whose registration P's sender thread waits for.")
 PHYSICAL_BLOCKS = Private(
     "_physical_blocks_per_logical_kv_block", (), "How many of NIXL's blocks one of the scheduler's is; 1 where absent."
 )

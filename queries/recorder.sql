@@ -4,7 +4,7 @@
 -- events         BIGINT                    Events in the store.
 -- lost_records   BIGINT                    Records that processes could not keep.
 -- silenced       BIGINT                    Processes in which tracing switched itself off.
--- skipped_files  BIGINT                    Spool files that the recorder could not read, or knew under another name.
+-- skipped_files  BIGINT                    Spool files that the recorder cannot read, or knows under another name.
 -- messages       BIGINT                    Messages of the recorder.
 -- lag_ms         DOUBLE                    How old the newest event was when it was committed, ms.
 -- published      TIMESTAMP WITH TIME ZONE  When this snapshot was published.

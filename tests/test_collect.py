@@ -154,6 +154,24 @@ def test_garbage_is_named_once_and_skipped(spool: Path, output: Path) -> None:
         assert store.rows("SELECT value FROM run WHERE name = 'recorder.skipped_files'")[0]["value"] == "5"
 
 
+def test_a_file_that_is_gone_is_skipped_no_more(spool: Path, output: Path) -> None:
+    """What was said of it stays; whoever watches the number sees that it is mended."""
+    spool.mkdir()
+    foreign = spool / "foreign.kvt"
+    foreign.write_bytes(b"SQLite format 3\x00" * 1000)
+    skipped = []
+    with Recorder(output, [spool], {}, analysis=None) as recorder:
+        store = recorder._store
+        assert store is not None
+        for _ in range(2):
+            recorder._pass(store)
+            skipped.append(recorder.stats.skipped_files)
+            foreign.unlink(missing_ok=True)
+
+    assert skipped == [1, 0]
+    assert len(recorder.stats.messages) == 1
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_named(spool: Path, output: Path) -> None:
     write(spool, 0, 10)

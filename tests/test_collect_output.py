@@ -280,4 +280,5 @@ def test_publishing_takes_a_tenth_of_the_time_at_most(
         took_s = time.monotonic() - begin_s
     alive.close()
 
-    assert published - 1 <= took_s / 2 + 1
+    # The first two are whole and come at once; each further one takes 0.2 s, and nine times that goes by behind it.
+    assert published - 2 <= took_s / 2 + 1

@@ -11,6 +11,7 @@ import pytest
 from kvtrace.errors import LabError
 from kvtrace.lab import model, warm_up, workload
 from kvtrace.lab.engine import Engine
+from tests.waiting import LONG_S
 
 
 def engines(*names: str) -> list[Engine]:
@@ -44,7 +45,7 @@ def test_an_engine_that_cannot_is_told_of_although_another_one_hangs(monkeypatch
     def run(url: str, **_settings: Any) -> Any:
         if url == "http://d":
             return served("HTTP 500")
-        assert hanging.wait(20), "waited for the other engine first"
+        assert hanging.wait(LONG_S), "waited for the other engine first"
         return served()
 
     monkeypatch.setattr(workload, "run", run)

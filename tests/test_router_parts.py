@@ -6,13 +6,15 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrace.errors import UsageError
+from kvtrace.router import upstream
 from kvtrace.router.bodies import RequestBody
 from kvtrace.router.config import Coordinates, EngineAddress, Mode, RouterConfig
 from kvtrace.router.headers import to_engine
@@ -180,6 +182,14 @@ def test_an_address_with_a_password_is_refused_without_saying_it() -> None:
 def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"number of seconds|/nowhere/port cannot be written"):
         RouterConfig(Mode.PULL, (EngineAddress("http://p"),), (EngineAddress("http://d"),), **wrong)
+
+
+@pytest.mark.parametrize("message", ["Bad status line:\n  Expected HTTP/:\n\n  b'words'", "Bad status line 'words'"])
+def test_what_a_parser_quotes_of_a_reply_is_left_out(message: str) -> None:
+    """There is one in C, and one in Python for where that is not to be had."""
+    error = aiohttp.ClientResponseError(cast("Any", None), (), message=message)
+
+    assert upstream._reason(error) == "it is no HTTP (Bad status line)"
 
 
 def test_a_router_needs_both_sides() -> None:

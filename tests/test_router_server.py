@@ -93,7 +93,7 @@ async def test_a_client_that_is_still_sending_at_the_end_is_told_and_nothing_is_
         reader, writer = await raw(url, half)
         await send(url, b"{}")  # which is over once the first one has been begun
         process.terminate()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LONG_S):
             reply = await reader.read()
             _, errors = await process.communicate()
         writer.close()

@@ -92,7 +92,7 @@ def test_rows_leave_as_they_come(form: str, store: Path) -> None:
         assert asking.stderr is not None
         first = asking.stdout.readline() + asking.stdout.readline()
         asking.stdout.close()
-        assert asking.wait(timeout=20) == 1
+        assert asking.wait(timeout=LONG_S) == 1
         assert asking.stderr.read() == b""
     assert first in (b"n\n0\n", b'[\n{"n": 0},\n')
 

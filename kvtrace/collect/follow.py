@@ -96,6 +96,8 @@ class Folders:
                 self._look_at(path, entry)
         for path in self._key_at.keys() - seen:
             self._vanished(path)
+        for path in self._refused.keys() - seen:
+            del self._refused[path]
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield what every followed file has to give now, in bounded chunks. Leaves the ledger alone."""

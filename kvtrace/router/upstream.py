@@ -21,6 +21,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 _HEADER_BYTES_MAX = 64 << 10
 _FINAL_STATUSES = range(200, 600)  # what is below announces another reply, and nothing is above
+_QUOTING = re.compile(r"""[:\n'"]""")  # one of aiohttp's two parsers quotes behind a colon, the other at once
 _TRANSFER_ID_SINCE = (0, 34)
 
 
@@ -200,4 +201,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _unquoted(message: str) -> str:
-    return message.partition("\n")[0].partition(":")[0]
+    return _QUOTING.split(message, maxsplit=1)[0].rstrip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError, is_text
@@ -113,11 +114,11 @@ def copy_through(descriptor: int, target: Path) -> None:
 
 def _copied(source: int, target: int, at: int, length: int) -> int:
     """Copy some of these bytes; return how many, 0 at the end of the source."""
-    try:
-        # Within the kernel it takes less processor time, and next to none where the file system shares blocks.
-        return os.copy_file_range(source, target, length, at, at)
-    except OSError:  # another file system, or one that cannot
-        return os.pwrite(target, os.pread(source, min(_COPY_STEP_BYTES, length), at), at)
+    # Within the kernel it takes less processor time, and next to none where the file system shares blocks.
+    with suppress(OSError):  # another file system, or one that cannot, which some say by copying nothing
+        if count := os.copy_file_range(source, target, length, at, at):
+            return count
+    return os.pwrite(target, os.pread(source, min(_COPY_STEP_BYTES, length), at), at)
 
 
 def put_in_place(arriving: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvtrace import stages
+from kvtrace.modes import PULL, PUSH
 from kvtrace.testing.fleet import ROUTER, Fleet
 from kvtrace.testing.grid import DECODE, PREFILL, Grid
 
@@ -58,7 +59,7 @@ class _Made:
         self.prefill = ROUTER + 1 + 2 * self.pair
         self.decode = ROUTER + 1 + 2 * (fleet.pairs + self.pair)
         self.columns: list[tuple[Any, ...]] = []
-        self._words = ["", "push", "pull", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED"]
+        self._words = ["", PUSH, PULL, "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED"]
         self._words += [f"{side}{pair}" for side in "pd" for pair in range(fleet.pairs)]
 
     def after(self, times: Times, least: float, most: float) -> Times:
