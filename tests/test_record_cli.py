@@ -85,12 +85,12 @@ def events(path: Path) -> int:
     return int(answer(path, "SELECT count(*) FROM event WHERE stage::VARCHAR LIKE 'router.%'"))
 
 
-def spool_folders(folder: Path) -> list[Path]:
-    return [path for root in (folder, Path("/dev/shm")) for path in root.glob("kvtrace-spool-*")]
+def spool_of(said: str) -> Path:
+    """Return the folder that a recorder follows, from what it says at its start; others record at the same time."""
+    return Path(said.split("`")[1].rsplit(" --spool ")[1])
 
 
 def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path, emitter: list[str]) -> None:
-    before = set(spool_folders(tmp_path / "temporary"))
     store = tmp_path / "run.duckdb"
     ended = run("-o", store, "--", *emitter, "3", "0", "7")
     assert (ended.returncode, ended.stdout) == (7, "0\n1\n2\n")
@@ -99,7 +99,8 @@ def test_a_command_is_recorded_and_keeps_its_output_and_exit_code(tmp_path: Path
     wrote, following = ended.stderr.splitlines()[-2:]
     assert wrote.startswith(f"kvtrace: wrote {store}: 3 requests, ")
     assert following == f"kvtrace: next: kvtrace explain {store}"
-    assert set(spool_folders(tmp_path / "temporary")) == before, "the private folder is removed"
+    assert spool_of(ended.stderr).name.startswith("kvtrace-spool-")
+    assert not spool_of(ended.stderr).exists(), "the private folder is removed"
 
 
 def test_options_of_the_command_are_the_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +227,10 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
     until(lambda: events(store) == 12)
     follower.send_signal(signal.SIGINT)
     assert follower.wait(LONG_S) == 0
+    assert follower.stderr is not None
+    said = follower.stderr.read()
+    assert [f"{spool} was not there and has been made" in said for spool in spools] == [True, True]
+    assert f"`kvtrace record -o {store} --spool {spools[0]} --spool {spools[1]}` completes it" in said
     assert answer(store, "SELECT count(*) FROM process") == 2
     assert [list(spool.glob("*.kvt")) for spool in spools] == [[], []], "what is recorded is removed"
 

@@ -21,6 +21,7 @@ from kvtrace import profiler
 from kvtrace.cli import bounds, profiling, watching
 from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
 from kvtrace.cli.signals import raise_interrupt, stop_signals
+from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
 from kvtrace.modes import PULL, PUSH
@@ -246,10 +247,13 @@ def _say_totals(output: Path) -> None:
 def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
     """Follow folders until interrupted, or take in what is there."""
     for folder in folders:
+        is_new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"the spool folder {folder} cannot be made: {error.strerror}") from error
+        if is_new:
+            say(f"{folder} was not there and has been made; start the engines with {SPOOL_VARIABLE} naming it")
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
     delete = not once or all(is_private(folder) for folder in folders)
     ended = threading.Event()

@@ -57,7 +57,8 @@ def recording(
     try:
         with recorder:
             recorder.start()
-            resume = command_line("record", "-o", output, "--spool", recorder.spools[0])
+            spools_again = [word for spool in recorder.spools for word in ("--spool", spool)]
+            resume = command_line("record", "-o", output, *spools_again)
             say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
@@ -80,7 +81,8 @@ def _report(recorder: Recorder) -> None:
     if not stats.events:
         say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
     say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
-    say(f"next: {command_line('explain', recorder.output)}")
+    if stats.requests or recorder.resumed:
+        say(f"next: {command_line('explain', recorder.output)}")
 
 
 def make_spool() -> Path:
