@@ -128,7 +128,12 @@ def grown(stopped: list[Answer], plain: list[Answer]) -> list[str]:
         if growth.low_ms >= NOISE_MS or growth.median_ms >= 2 * NOISE_MS:
             found.append(f"{column} grew by {growth}")
         most_ms = max(answer.share_ms(column) for answer in plain) + STOP_MS / 2
-        longer = [answer.name for answer in stopped if answer.share_ms(column) > most_ms]
+        longer = {answer.name: _longest(answer) for answer in stopped if answer.share_ms(column) > most_ms}
         if len(longer) > len(stopped) * STRAY_SHARE:
             found.append(f"{column} took over {most_ms:.0f} ms in {longer}")
     return found
+
+
+def _longest(answer: Answer) -> dict[str, float]:
+    """Return the causes that took the request longest, ms."""
+    return {cause: round(ms, 1) for cause, ms in sorted(answer.causes_ms.items(), key=lambda one: -one[1])[:4]}
