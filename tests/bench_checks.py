@@ -123,7 +123,7 @@ ROWS = {
     "copy": Row(
         "on D's forward thread: the copy of the last two blocks", " ms a request",
         lambda found: found["parts"]["last_blocks_copied_us"] / 1e3,
-        more=lambda found: f", {plain(found['parts']['last_blocks_bytes'] / MB)} MB",
+        more=lambda found: f", {plain(shortened(found['parts']['last_blocks_bytes'] / MB))} MB",
     ),
     "choice": Row("the choice by id", " us a request", lambda found: found["parts"]["choice_us"]),
     "serving": Row(

@@ -128,12 +128,12 @@ def _store(found: dict[str, Any]) -> str:
 def _rows(store: str, caveat: str = "") -> dict[str, Row]:
     return {
         "age": Row(
-            f"age of the newest event in a live snapshot, at most, on top of {store}", " s",
+            f"greatest age of the newest event in a live snapshot, on top of {store}", " s",
             lambda found: found["age_max_s"], at_most(WANTED_AGE_S), size=_store,
             more=lambda found: f", {found['age_median_s']} s in the median", caveat=lambda _: caveat,
         ),
         "requests": Row(
-            "age of the newest request in it, at most", " s", lambda found: found["requests_age_max_s"],
+            "greatest age of the newest request in it", " s", lambda found: found["requests_age_max_s"],
             more=lambda found: f", {found['requests_age_s']} s in the median",
         ),
         "share": Row(
