@@ -11,11 +11,13 @@ CLIENTS := .venv-clients
 DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors requirements tests
 PARALLEL := -n 4 --dist worksteal
+FIGURES := docs/figures.json
+DOCUMENTS := README.md docs/costs.md
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-clients test-fast test-timing dashboards-test lint bench clean
+.PHONY: help setup demo test test-clients test-fast test-timing dashboards-test lint bench figures figures-more tables clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -98,6 +100,25 @@ bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, 
 	@$(BIN)/python -m tests.bench_publication
 	@$(BIN)/python -m tests.bench_serving
 	@$(BIN)/python -m tests.bench_switched
+
+figures: setup ## measure what README and docs/costs.md tell, some 25 minutes on two cores; wants a quiet machine
+	@$(BIN)/python -m tests.bench_emit --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_ingest --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_attribution --requests 100000 300000 1000000 --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_queries --requests 1000000 --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_checks --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_publication --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_switched --minutes 5 --figures $(FIGURES)
+	@$(MAKE) tables
+
+figures-more: setup ## the same for what takes long: against stock connectors, with a recorder, on top of 100 million events
+	@$(BIN)/python -m tests.bench_switched --recorded --mode push --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_publication --requests 2650000 --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_serving --figures $(FIGURES)
+	@$(MAKE) tables
+
+tables: $(VENV)/stamp ## print the documents' tables anew, from the vocabulary and the figures
+	@$(BIN)/python -m cogapp -r $(DOCUMENTS)
 
 clean: ## remove everything that was installed or made
 	@rm -rf $(VENV) $(CLIENTS) $(DASHBOARDS) demo build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from importlib import metadata
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _kinds: set[str] = set()
 _PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _log = logging.getLogger("kvtrace")
+_vllm_log = logging.getLogger("vllm.kvtrace")  # shown like vLLM's own lines, where `kvtrace` shows warnings alone
 
 
 class Traced:
@@ -46,8 +48,20 @@ class Traced:
             attach(self, vllm_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
             tracer.disable("attach", error)
+        if tracer.enabled:
+            _say(self)
         if os.environ.get(_PROFILE_VARIABLE):
             _profile(self, vllm_config, tracer)
+
+
+def _say(connector: Any) -> None:
+    """Say in vLLM's log that this connector is traced, and where to."""
+    side = "worker" if connector.connector_scheduler is None else "scheduler"
+    with contextlib.suppress(Exception):  # whatever handlers and filters there are: serving comes first
+        _vllm_log.info(
+            "kvtrace: %s (%s) is traced; events go to %s",
+            type(connector).__name__, side, os.environ.get(emit.SPOOL_VARIABLE, ""),
+        )  # fmt: skip
 
 
 def _profile(connector: Any, vllm_config: Any, tracer: Tracer) -> None:

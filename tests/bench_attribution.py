@@ -1,4 +1,4 @@
-"""What the attribution in SQL takes: `python -m tests.bench_attribution [--json] [--requests N ...]`.
+"""What the attribution in SQL takes: `python -m tests.bench_attribution [--json] [--requests N ...] [--figures F]`.
 
 A made-up fleet, loaded in a store; then in one run the attribution of all its requests, and beside it a bare pivot of
 the same events by DuckDB with the same memory and threads: a row an id, as recorded, with the first time of every point
@@ -18,13 +18,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtrace.schema import quoted, text, walk
 from kvtrace.store import Store
 from kvtrace.testing import Fleet, fill
+from tests import figures
+from tests.figure_rows import Row, at_least, at_most
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 REQUESTS = (100_000, 1_000_000)
+WANTED_OF_REQUESTS = 1_000_000
 WANTED_PER_S, WANTED_RATIO, WANTED_EXPLAIN_S, WANTED_MIB = 300_000, 2.5, 1.0, 4096
 
 
@@ -100,15 +106,39 @@ def show(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _of_aim(name: str) -> Callable[[list[dict[str, Any]]], Any]:
+    """Return what finds a figure of the store that the aims are set for."""
+
+    def part(found: list[dict[str, Any]]) -> Any:
+        return {one["requests"]: one for one in found}[WANTED_OF_REQUESTS][name]
+
+    return part
+
+
+_STORE = f"a store of {WANTED_OF_REQUESTS:,} requests"
+ROWS = {
+    "rate": Row(f"attribution in SQL of {_STORE}", " requests/s", _of_aim("per_s"), at_least(WANTED_PER_S)),
+    "ratio": Row("the same", " times a bare pivot of the same events", _of_aim("ratio"), at_most(WANTED_RATIO)),
+    "memory": Row("the same, memory of the process at most", " MiB", _of_aim("peak_mib"), at_most(WANTED_MIB)),
+    "explain": Row(
+        f"`kvtrace explain STORE REQUEST` on {_STORE}, the whole process", " s", _of_aim("explain_s"),
+        at_most(WANTED_EXPLAIN_S),
+    ),
+}  # fmt: skip
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--requests", type=int, nargs="+", default=list(REQUESTS))
+    figures.add_option(parser)
     options = parser.parse_args()
+    run = figures.Run(options.figures)
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
         found = [measure(requests, Path(folder)) for requests in options.requests]
     sys.stdout.write((json.dumps(found, indent=1) if options.json else show(found)) + "\n")
+    run.keep("attribution", found)
 
 
 if __name__ == "__main__":

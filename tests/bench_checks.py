@@ -1,4 +1,4 @@
-"""What checking blocks costs: `python -m tests.bench_checks [--json] [--requests N]`.
+"""What checking blocks costs: `python -m tests.bench_checks [--json] [--requests N] [--figures FILE]`.
 
 First the parts, on host memory of the lab's shape: a checksum a MB (on the thread of its own, which lets go of the
 interpreter meanwhile), the copy of a request's last two blocks (on the step's thread), the choice by id; beside a plain
@@ -22,6 +22,9 @@ import numpy as np
 
 from instrumented_connectors.block_memory import BlockMemory, regions
 from instrumented_connectors.sampling import Sampling
+from tests import figures
+from tests.bench_serving import WANTED_WITHIN
+from tests.figure_rows import Row, plain, shortened, within
 
 MB = 1_000_000
 REGIONS, BLOCKS, LENGTH = 4, 64, 131_072  # the lab: 4 layers, blocks of 128 tokens, K and V of 2 heads of 64 floats
@@ -95,15 +98,53 @@ def serving(mode: str, requests: int) -> dict[str, Any]:
     }
 
 
+def _serving(found: dict[str, Any]) -> dict[str, Any]:
+    """Return by how much chosen requests' TTFT differs, as a share of the others'."""
+    names = ("ttft_more_ms", "ttft_more_low_ms", "ttft_more_high_ms")
+    return {one["mode"]: tuple(one[name] / one["others_ttft_ms"] for name in names) for one in found["serving"]}
+
+
+def _copies(found: dict[str, Any]) -> str:
+    return f", {plain(shortened(found['parts']['checksum_of_plain_copies']))} plain copies of the same bytes"
+
+
+def _compared(found: dict[str, Any]) -> str:
+    checked = sum(one["checked_blocks"] for one in found["serving"])
+    missed = sum(one["unchecked_blocks"] for one in found["serving"])
+    return f"; {checked:,} of {checked + missed:,} blocks compared"
+
+
+ROWS = {
+    "checksum": Row(
+        "a checksum, on a thread of its own, which lets go of the interpreter", " ms a MB on each side",
+        lambda found: found["parts"]["checksum_ms_per_mb"],
+        more=_copies,
+    ),
+    "copy": Row(
+        "on D's forward thread: the copy of the last two blocks", " ms a request",
+        lambda found: found["parts"]["last_blocks_copied_us"] / 1e3,
+        more=lambda found: f", {plain(shortened(found['parts']['last_blocks_bytes'] / MB))} MB",
+    ),
+    "choice": Row("the choice by id", " us a request", lambda found: found["parts"]["choice_us"]),
+    "serving": Row(
+        "TTFT of chosen requests against the others of the same lab, half of them chosen", "", _serving,
+        within(WANTED_WITHIN), more=_compared,
+    ),
+}  # fmt: skip
+
+
 def main() -> int:
     """Measure, print, return 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="a mode; 0 for the parts alone")
+    figures.add_option(parser)
     arguments = parser.parse_args()
+    run = figures.Run(arguments.figures)
     found: dict[str, Any] = {"parts": parts()}
     if arguments.requests:
         found["serving"] = [serving(mode, arguments.requests) for mode in ("push", "pull")]
+    run.keep("checks", found)
     if arguments.json:
         sys.stdout.write(json.dumps(found) + "\n")
         return 0

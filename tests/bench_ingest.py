@@ -1,4 +1,4 @@
-"""What the recorder takes in: `python -m tests.bench_ingest [--json] [--events N] [--rounds N]`.
+"""What the recorder takes in: `python -m tests.bench_ingest [--json] [--events N] [--rounds N] [--figures F]`.
 
 From spool files to a published store, all in (open, read, convert, commit, publish, close), beside DuckDB's own Arrow
 INSERT of the same rows into the same schema, ready in memory, in the same run: the ratio holds on other machines too.
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.collect import Recorder
 from kvtrace.store import Store, discard, duckdb_version, working_path
-from tests import spooled
+from tests import figures, spooled
+from tests.figure_rows import Row, at_least, plain, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +85,8 @@ def measure(events: int, rounds: int, folder: Path) -> dict[str, Any]:
         "events": rows.num_rows,
         "duckdb": duckdb_version(),
         "store_bytes": ours.stat().st_size,
-        "recorder": figures(taken_in, rows.num_rows),
-        "arrow_insert": figures(inserted, rows.num_rows),
+        "recorder": rates(taken_in, rows.num_rows),
+        "arrow_insert": rates(inserted, rows.num_rows),
         "empty_s": round(empty_s, 3),
         "publication_s": round(statistics.median(publishing), 4),
         "wanted_per_s": WANTED_PER_S,
@@ -103,7 +104,7 @@ def publication_s(path: Path) -> float:
     return seconds
 
 
-def figures(times: list[tuple[float, float]], events: int) -> dict[str, float]:
+def rates(times: list[tuple[float, float]], events: int) -> dict[str, float]:
     """Return events/s of the median and the best round, and processor time per event."""
     walls = [wall for wall, _ in times]
     return {
@@ -131,16 +132,35 @@ def show(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _against_insert(found: dict[str, Any]) -> str:
+    share = found["recorder"]["events_per_s"] / found["arrow_insert"]["events_per_s"]
+    return f", {plain(shortened(share))} of DuckDB's own Arrow insert"
+
+
+ROWS = {
+    "rate": Row(
+        "spool to store, all in", " million events/s", lambda found: found["recorder"]["events_per_s"] / 1e6,
+        at_least(WANTED_PER_S / 1e6), size=lambda found: f", {found['events']:,} events", more=_against_insert,
+    ),
+    "processor": Row(
+        "processor time of that, an event", " us", lambda found: found["recorder"]["cpu_us_per_event"]
+    ),
+}  # fmt: skip
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--events", type=int, default=EVENTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    figures.add_option(parser)
     options = parser.parse_args()
+    run = figures.Run(options.figures)
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
         found = measure(options.events, options.rounds, Path(folder))
     sys.stdout.write((json.dumps(found, indent=1) if options.json else show(found)) + "\n")
+    run.keep("ingest", found)
 
 
 if __name__ == "__main__":

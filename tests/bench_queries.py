@@ -16,9 +16,11 @@ from typing import Any
 
 from kvtrace import queries
 from kvtrace.store import Store
-from tests import big_stores
+from tests import big_stores, figures
+from tests.figure_rows import Row, at_most
 
 REQUESTS = 100_000
+WANTED_OF_REQUESTS = 1_000_000
 ROUNDS = 3
 WANTED_MS = 300
 _PATIENCE_S = 5.0
@@ -72,6 +74,23 @@ def show(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _slowest(found: dict[str, Any]) -> tuple[int, str]:
+    return max((max(took.values()), name) for name, took in found["queries"].items())
+
+
+def _caveat(found: dict[str, Any]) -> str:
+    return "" if found["requests"] >= WANTED_OF_REQUESTS else f"; set for {WANTED_OF_REQUESTS:,} requests"
+
+
+ROWS = {
+    "slowest": Row(
+        "the slowest named query", " ms", lambda found: _slowest(found)[0], at_most(WANTED_MS),
+        size=lambda found: f", store of {found['requests']:,} requests", more=lambda found: f", `{_slowest(found)[1]}`",
+        caveat=_caveat,
+    ),
+}  # fmt: skip
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,13 +98,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--store", type=Path, help="ask this store instead of making one")
     parser.add_argument("names", nargs="*", help="only these queries")
+    figures.add_option(parser)
     options = parser.parse_args()
+    run = figures.Run(options.figures)
     with tempfile.TemporaryDirectory(prefix="kvtrace-bench-") as folder:
         path = options.store or Path(folder) / "run.duckdb"
         if not options.store:
             big_stores.write(path, options.requests)
         found = measure(path, options.names)
     sys.stdout.write((json.dumps(found, indent=1) if options.json else show(found)) + "\n")
+    run.keep("queries", found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What tracing costs serving: instrumented against stock connectors, both deployments up, alternating blocks.
 
-    python -m tests.bench_serving [--mode push pull] [--minutes 10] [--sittings 2] [--json FILE]
+    python -m tests.bench_serving [--mode push pull] [--minutes 10] [--sittings 2] [--json FILE] [--figures FILE]
 
 A block is a dozen requests, one after another, the same ones on both sides; blocks alternate in the order A B B A, so
 that drift of the machine falls on both. A pair's figure is the ratio instrumented / stock of neighbouring blocks; the
@@ -26,12 +26,15 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvtrace.lab import pollers, stack, workload
+from tests import figures
+from tests.figure_rows import Row, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +45,8 @@ INPUT_LEN = 200
 OUTPUT_LEN = 8
 WARM_UP = 2
 FIGURES = ("ttft", "tpot", "throughput", "processor")
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "throughput": "throughput", "processor": "processor time"}
+WANTED_WITHIN = 0.03
 
 
 def signal_all(lab: stack.Lab, number: signal.Signals) -> None:
@@ -170,6 +175,32 @@ def describe(figure: tuple[float, float, float]) -> str:
     return f"{mean:+7.2%}  95 % interval {low:+.2%} .. {high:+.2%}"
 
 
+def rows(how: str) -> dict[str, Row]:
+    """Return the rows of a bench that finds relative differences by mode, for the table of figures."""
+    return {
+        mode: Row(
+            f"serving by {mode}, {how}", "", partial(_differences, mode), within(WANTED_WITHIN),
+            size=partial(_requests, mode),
+        )
+        for mode in ("push", "pull")
+    }  # fmt: skip
+
+
+def _of_mode(mode: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {one["mode"]: one for one in found}[mode]
+
+
+def _differences(mode: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    return {NAMES[figure]: _of_mode(mode, found)[figure] for figure in FIGURES}
+
+
+def _requests(mode: str, found: list[dict[str, Any]]) -> str:
+    return f", {_of_mode(mode, found)['requests_a_side']} requests a side"
+
+
+ROWS = rows("instrumented against stock")
+
+
 def main() -> None:
     """Measure the asked modes and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -177,11 +208,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="time that a mode is measured")
     parser.add_argument("--sittings", type=int, default=2, help="how often both deployments are started")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    figures.add_option(parser)
     arguments = parser.parse_args()
-    figures = []
+    run = figures.Run(arguments.figures)
+    found = []
     for mode in arguments.mode:
         figure = measure(mode, arguments.minutes, arguments.sittings)
-        figures.append(figure)
+        found.append(figure)
         print(f"{mode}: instrumented against stock, {figure['requests_a_side']} requests a side")  # noqa: T201
         for name in FIGURES:
             print(f"  {name:<11}{describe(figure[name])}")  # type: ignore[arg-type]  # noqa: T201
@@ -189,7 +222,8 @@ def main() -> None:
                 print(f"    sitting {number} {describe(sitting[name])}")  # noqa: T201
         sys.stdout.flush()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"serving": figures}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"serving": found}, indent=2) + "\n")
+    run.keep("serving", found)
 
 
 if __name__ == "__main__":

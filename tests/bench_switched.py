@@ -1,6 +1,7 @@
 """What tracing costs serving, in one deployment: switched on and off while it runs, by turns from request to request.
 
     python -m tests.bench_switched [--mode push pull] [--minutes 5] [--sides prefill decode router] [--recorded]
+        [--figures FILE]
 
 Two deployments differ for their whole life by several percent, whichever of them is instrumented (`bench_serving`), so
 here both kinds of request are served by the same processes. The machine's speed drifts within seconds: neighbours of a
@@ -28,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrace.lab import stack
-from tests import spooled
-from tests.bench_serving import FIGURES, ask, describe, interval, processor_ns, summary
+from tests import figures, spooled
+from tests.bench_serving import FIGURES, ask, describe, interval, processor_ns, rows, summary
 from tests.otlp_receiver import over_grpc
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ def requests_in(spool: Path) -> set[str]:
     return {event.request for event in spooled.read(spool).events if event.request.startswith("kvt-")}
 
 
+ROWS = rows("tracing on against off, switched from request to request")
+ROWS_RECORDED = rows("switched likewise, with a recorder that shows metrics, sends spans and publishes snapshots")
+
+
 def main() -> None:
     """Measure the asked modes and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,18 +139,23 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="whose tracing is switched")
     parser.add_argument("--recorded", action="store_true", help="record beside it, with metrics, spans and snapshots")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    figures.add_option(parser)
     arguments = parser.parse_args()
-    figures = []
+    if arguments.figures and set(arguments.sides) != set(SIDES):
+        parser.error("--figures keeps what all sides cost: leave --sides away")
+    run = figures.Run(arguments.figures)
+    found = []
     for mode in arguments.mode:
         figure = measure(mode, arguments.minutes * 60, arguments.sides, recorded=arguments.recorded)
-        figures.append(figure)
+        found.append(figure)
         whose = ", ".join(arguments.sides) + (" and the recorder" if arguments.recorded else "")
         print(f"{mode}: tracing of {whose} on against off, {figure['requests_a_side']} requests a side")  # noqa: T201
         for name in FIGURES:
             print(f"  {name:<11}{describe(figure[name])}")  # type: ignore[arg-type]  # noqa: T201
         sys.stdout.flush()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"switched": figures}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"switched": found}, indent=2) + "\n")
+    run.keep("switched_recorded" if arguments.recorded else "switched", found)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from instrumented_connectors import traced
 from kvtrace import emit
 from tests import connector_doubles as doubles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONFIG = SimpleNamespace(
     parallel_config=SimpleNamespace(tensor_parallel_size=2, data_parallel_rank=0),
@@ -57,6 +61,21 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> doubles.Memory:
     monkeypatch.setattr(traced, "_pipeline_rank", lambda: 0)
     monkeypatch.setattr(traced, "_kinds", set())
     return memory
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Collect what vLLM's log is told, at the level that it has by default."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    monkeypatch.setattr(handler, "emit", lambda record: lines.append(f"{record.levelname} {record.getMessage()}"))
+    log = logging.getLogger("vllm.kvtrace")
+    before = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    yield lines
+    log.removeHandler(handler)
+    log.setLevel(before)
 
 
 def hooks(connector: Any) -> set[str]:
@@ -123,3 +142,36 @@ def test_a_connector_that_cannot_be_watched_serves_untraced(
 
     assert memory.disabled == [("attach", "integer division or modulo by zero")]
     assert connector.calls == ["start_load_kv"]
+
+
+def test_each_side_says_once_in_vllms_log_where_its_events_go(
+    memory: doubles.Memory, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(emit.SPOOL_VARIABLE, "/var/tmp/kvtrace")
+    for side in ("scheduler", "worker"):
+        NixlPushConnector(CONFIG, side, "cache")
+
+    assert said == [
+        f"INFO kvtrace: NixlPushConnector ({side}) is traced; events go to /var/tmp/kvtrace"
+        for side in ("scheduler", "worker")
+    ]
+
+
+@pytest.mark.parametrize("why", ["off", "attach fails"])
+def test_nothing_is_said_of_a_connector_that_is_not_traced(
+    why: str, memory: doubles.Memory, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.enabled = why != "off"
+    monkeypatch.setattr(traced, "AgentSide", lambda *_: 1 // 0)
+    NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert not memory.enabled
+    assert said == []
+
+
+def test_a_log_that_raises_leaves_the_connector_traced(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced._vllm_log, "info", lambda *_: 1 // 0)
+    connector = NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert memory.enabled
+    assert hooks(connector) == set(doubles.Connector.WORKER)

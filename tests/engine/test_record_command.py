@@ -116,6 +116,8 @@ def check_direct(direct: Recorded) -> None:
     body = {"model": model.NAME, "prompt": [7] * 100, "max_tokens": 4}
     reply = httpx.post(f"{direct.engine.url}/v1/completions", json=body, timeout=60, trust_env=False)
     assert reply.json()["usage"]["completion_tokens"] == 4
+    said = direct.log.read_text()
+    assert all(f"NixlPullConnector ({side}) is traced; events go to /" in said for side in ("scheduler", "worker"))
     time.sleep(0.2)
     processes = programs.family(direct.process.pid)
     direct.process.send_signal(signal.SIGTERM)
