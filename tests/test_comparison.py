@@ -94,9 +94,33 @@ def test_the_cause_that_takes_longer_is_named_with_its_time(tmp_path: Path) -> N
     assert (mean["run"], mean["against"], mean["difference"]) == (137 * MS, 102 * MS, 35 * MS)
     assert mean["low"] < 35 * MS < mean["high"] < 38 * MS
     assert told(document).startswith(
-        "The first token comes 35.0 ms later in run.duckdb than in against.duckdb (means of 137.0 and 102.0 ms; "
+        "The first token comes 35.0 ms (34 %) later in run.duckdb than in against.duckdb (means of 137.0 and 102.0 ms; "
     )
     assert "most of it stage.wait, +40.0 ms (+40.0 to +40.0), in spite of detection, -5.000 ms" in told(document)
+
+
+def test_a_difference_that_a_new_start_makes_is_called_small(tmp_path: Path) -> None:
+    """4 ms of 102 are told apart, and less than two starts of one deployment differ by."""
+    document = compared(tmp_path, recording(longer={"wire": 4}), recording(jitter=3))
+
+    assert "The first token comes 4.000 ms (4 %) later" in told(document)
+    assert "So small a difference can come of starting the same deployment anew." in told(document)
+
+
+def test_a_difference_near_0_has_the_digits_that_show_it(tmp_path: Path) -> None:
+    line = {"run": 20 * MS, "against": 20 * MS - 40_000, "difference": 40_000, "low": 3_000, "high": 77_000}
+
+    assert contrasts.span({**line, "told_apart": True}) == "+0.003 to +0.077"
+    assert contrasts.digits({**line, "told_apart": True}, 20 * MS) == 3
+    assert contrasts.digits({**line, "told_apart": False}, 20 * MS) == 1
+    assert contrasts.in_ms(-40_000, 1) == "0.0"
+
+
+def test_prompts_that_differ_by_less_than_a_hundredth_are_no_reason(tmp_path: Path) -> None:
+    document = compared(tmp_path, recording(), recording(jitter=3, prompt_tokens=601))
+
+    assert document["groups"][0]["prompt_tokens"]["mean"]["told_apart"] is True
+    assert "may be the reason" not in told(document)
 
 
 def test_requests_that_scatter_alike_are_not_told_apart(tmp_path: Path) -> None:
@@ -294,7 +318,7 @@ def test_push_is_compared_with_pull_where_each_has_only_one(tmp_path: Path) -> N
 
     modes = [(group["run"]["mode"], group["against"]["mode"]) for group in document["groups"]]
     assert modes == [("push", "pull"), ("local", "local")]
-    assert "10.0 ms later in run.duckdb (push) than in against.duckdb (pull)" in told(document)
+    assert "10.0 ms (10 %) later in run.duckdb (push) than in against.duckdb (pull)" in told(document)
 
 
 @pytest.mark.parametrize(
@@ -469,8 +493,8 @@ def test_the_json_has_the_promised_shape(stores: Path, capsys: pytest.CaptureFix
         "not_compared",
     ]  # fmt: skip
     assert list(group) == [
-        "run", "against", "no_intervals", "because_of", "ttft_ns", "tpot_ns", "prompt_tokens", "output_tokens",
-        "classes", "causes", "verdicts",
+        "sentence", "cautions", "run", "against", "no_intervals", "because_of", "ttft_ns", "tpot_ns", "prompt_tokens",
+        "output_tokens", "classes", "causes", "verdicts",
     ]  # fmt: skip
     line = ["run", "against", "difference", "low", "high", "told_apart"]
     for name in ("ttft_ns", "tpot_ns", "prompt_tokens", "output_tokens"):
@@ -549,6 +573,6 @@ def test_a_reader_that_has_enough_is_no_error(stores: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stderr is not None
-        assert running.stdout.readline().startswith(b"The first token comes 40.0 ms later in push.duckdb (push)")
+        assert running.stdout.readline().startswith(b"The first token comes 40.0 ms (39 %) later in push.duckdb (push)")
         running.stdout.close()
         assert running.stderr.read() == b""

@@ -12,7 +12,7 @@ from rich.text import Text
 from kvtrace.report import contrasts
 from kvtrace.report.comparison import ASKED, FEW, SIDES, WAITED
 from kvtrace.report.sentences import SCOPES
-from kvtrace.report.style import NS_PER_MS, colour, fitted, glyph, milliseconds, prose
+from kvtrace.report.style import NS_PER_MS, colour, fitted, glyph, prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +57,8 @@ def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeat
     told = f"{' against '.join(modes)}, scope {scope} ({SCOPES.get(scope, 'seen from an unnamed place')}): "
     _say(told + f"{_verdicts(group['run'])} against {_verdicts(group['against'])}", console, "bold")
     if repeats:
-        _say(contrasts.of_group(group, names), console)
+        for said in (contrasts.of_group(group, names), *contrasts.group_cautions(group, names)):
+            _say(said, console)
     missing = "-" if group["no_intervals"] else "too few"
     waited = [
         (f"{contrasts.WHAT[name]} {which}", line, _milliseconds(group[name]))
@@ -111,14 +112,7 @@ def _summed(lines: Sequence[Row]) -> Row:
 def _milliseconds(lines: Row) -> Writer:
     """Return how to write times of these lines: with the digits of the largest, more where a difference needs them."""
     scale_ns = max(max(line["run"], line["against"]) for line in lines.values())
-
-    def write(value: float, line: Row) -> str:
-        ends = (abs(line["low"]), abs(line["high"])) if line["told_apart"] else ()
-        if min(ends, default=scale_ns) < NS_PER_MS / 10:
-            return milliseconds(value, 1)
-        return milliseconds(value, scale_ns)
-
-    return write
+    return lambda value_ns, line: f"{value_ns / NS_PER_MS:.{contrasts.digits(line, scale_ns)}f}"
 
 
 def _plain(digits: int) -> Writer:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from kvtrace.findings.terms import LEAST_REQUESTS
 from kvtrace.intervals import BLOCKS, CONFIDENCE
 from kvtrace.report.comparison import ASKED, FEW, SATURATED, SIDES, WAITED
-from kvtrace.report.samples import PERCENTILES
 from kvtrace.report.sentences import phrase
 from kvtrace.report.style import NS_PER_MS, milliseconds, percent, plural, printable
 
@@ -33,13 +32,20 @@ INTERVALS = (
     "differs from itself by several percent. Record each several times, by turns, before you decide."
 )
 _MOST = 0.5
+_ANEW = 0.10
+"""Six pairs of starts of one deployment differed by up to 8 % in their TTFT (README, what it costs)."""
+_WORTH = 0.01
+_DIGITS_MOST = 6
 
 
 def to_json(document: Row, facts: tuple[Mapping[str, str], Mapping[str, str]], paths: Sequence[str]) -> Row:
     """Return the comparison in the shape that `explain --against --json` promises; times in ns, rates in requests/s."""
     names = called(paths)
+    groups = [
+        {"sentence": of_group(one, names), "cautions": group_cautions(one, names), **one} for one in document["groups"]
+    ]
     said = {"sentence": sentence(document, names), "cautions": cautions(document, names)}
-    return {**dict(zip(SIDES, facts, strict=True)), "comparison": {**said, **document}}
+    return {**dict(zip(SIDES, facts, strict=True)), "comparison": {**said, **document, "groups": groups}}
 
 
 def sentence(document: Row, names: Names) -> str:
@@ -62,9 +68,11 @@ def of_group(group: Row, names: Names) -> str:
     causes = [cause for cause in group["causes"] if cause["told_apart"]]
     if mean["told_apart"]:
         longer, whose = abs(mean["difference"]), _of(group, names)
-        told = f"The first token comes {milliseconds(longer)} ms {_later(mean)} in {whose[0]} than in {whose[1]} "
-        told += f"(means of {_ms(mean, 'run')} and {_ms(mean, 'against')} ms; 95 % interval {span(mean)} ms)"
-        return f"{told}{_most(mean, causes)}."
+        told = f"The first token comes {milliseconds(longer)} ms ({percent(longer, mean['against'])}) {_later(mean)} "
+        told += f"in {whose[0]} than in {whose[1]} (means of {_ms(mean, 'run')} and {_ms(mean, 'against')} ms; "
+        told += f"95 % interval {span(mean)} ms){_most(mean, causes)}."
+        small = longer < _ANEW * mean["against"]
+        return told + (" So small a difference can come of starting the same deployment anew." if small else "")
     nothing = f"mean TTFT is {_ms(mean, 'run')} against {_ms(mean, 'against')} ms, {signed(mean)} ms"
     nothing = f"{nothing}, 95 % interval {span(mean)} ms"
     others = [
@@ -82,13 +90,18 @@ def of_group(group: Row, names: Names) -> str:
 
 
 def cautions(document: Row, names: Names) -> list[str]:
-    """Return what else differs between the recordings and may be why, then what is not known; most telling first."""
+    """Return what else differs between the recordings, and what is not known of them; most telling first.
+
+    Of their groups the first one's is in it.
+    """
+    first = document["groups"][:1]
     found = ["Both are the same recording."] if document["is_same"] else []
-    found += [_saturated(document, names)] if document["groups"] else []
-    other = [*(_setting(one, names) for one in document["differs"]), *_asked(document)]
-    if other:
-        found.append(f"What else differs and may be the reason: {'; '.join(other)}.")
-    for group in document["groups"]:
+    found += [_saturated(document, names)] if first else []
+    other = [*(_setting(one, names) for one in document["differs"]), *_offered(document)]
+    for group in first:
+        other += _asked(group)
+    found += _possible(other)
+    for group in first:
         found += _left_out(group, names)
     for name, side in zip(names, SIDES, strict=True):
         if document["is_recording"][side]:
@@ -108,6 +121,15 @@ def cautions(document: Row, names: Names) -> list[str]:
             "engines only where it started them."
         )
     return [told for told in found if told]
+
+
+def group_cautions(group: Row, names: Names) -> list[str]:
+    """Return in what else the requests of two groups differ, and how many are left out."""
+    return [*_possible([*_asked(group)]), *_left_out(group, names)]
+
+
+def _possible(other: Sequence[str]) -> list[str]:
+    return [f"What else differs and may be the reason: {'; '.join(other)}."] if other else []
 
 
 def _why_not(document: Row, names: Names) -> str:
@@ -188,26 +210,27 @@ def _setting(one: Row, names: Names) -> str:
     return f"{what} ({values[0]} in {names[0]}, {values[1]} in {names[1]})"
 
 
-def _asked(document: Row) -> Iterator[str]:
-    """Yield in what the recordings were asked for different things, and by how many engines they were served."""
-    offered = document["load"]["rates"].get("offered_rate_hz")
-    if offered and offered["told_apart"]:
-        yield f"offered load ({offered['run']:.2f} and {offered['against']:.2f} requests/s)"
-    several = len(document["groups"]) > 1
-    for group in document["groups"]:
-        of = f" of {group['run']['mode']}, scope {group['run']['scope']}" if several else ""
-        for name in ASKED:
-            line = next((group[name][which] for which in ("mean", *PERCENTILES) if _apart(group, name, which)), None)
-            if line is not None:
-                which = next(one for one, seen in group[name].items() if seen is line)
-                yield f"{WHAT[name]}{of} ({which} {line['run']:,} and {line['against']:,})"
-        engines = [group[side]["engines"] for side in SIDES]
-        if engines[0] != engines[1]:
-            yield f"engines{of} ({' and '.join('{prefill} P with {decode} D'.format(**one) for one in engines)})"
+def _offered(document: Row) -> Iterator[str]:
+    """Yield by how much the load differs, where it does."""
+    line = document["load"]["rates"].get("offered_rate_hz")
+    if line and _counts(line):
+        yield f"offered load ({line['run']:.2f} and {line['against']:.2f} requests/s)"
 
 
-def _apart(group: Row, name: str, which: str) -> bool:
-    return name in group and bool(group[name][which]["told_apart"])
+def _asked(group: Row) -> Iterator[str]:
+    """Yield in what the groups' requests were asked for different things, and by how many engines they were served."""
+    for name in ASKED:
+        lines = group.get(name, {})
+        if which := next((one for one, line in lines.items() if _counts(line)), None):
+            yield f"{WHAT[name]} ({which} {lines[which]['run']:,} and {lines[which]['against']:,})"
+    engines = [group[side]["engines"] for side in SIDES]
+    if engines[0] != engines[1]:
+        yield f"engines ({' and '.join('{prefill} P with {decode} D'.format(**one) for one in engines)})"
+
+
+def _counts(line: Row) -> bool:
+    """Return whether a difference is told apart and so large that it may be why another one is there."""
+    return bool(line["told_apart"]) and abs(line["difference"]) >= _WORTH * max(line["run"], line["against"])
 
 
 def _left_out(group: Row, names: Names) -> Iterator[str]:
@@ -236,25 +259,32 @@ def _ms(line: Row, side: str) -> str:
 
 def signed(line: Row) -> str:
     """Return a difference in ms with its sign, with the digits that suit it."""
-    return in_ms(line["difference"], _scale_ns(line))
+    return in_ms(line["difference"], digits(line, _scale_ns(line)))
 
 
 def span(line: Row) -> str:
     """Return an interval in ms, with the digits that suit its difference."""
-    scale_ns = _scale_ns(line)
-    return f"{in_ms(line['low'], scale_ns)} to {in_ms(line['high'], scale_ns)}"
+    places = digits(line, _scale_ns(line))
+    return f"{in_ms(line['low'], places)} to {in_ms(line['high'], places)}"
 
 
 def _scale_ns(line: Row) -> float:
-    """Return how fine a line has to be told: to its interval's nearer end where that says that 0 lies outside."""
-    ends = (abs(line["low"]), abs(line["high"])) if line["told_apart"] else ()
-    return float(min(ends, default=max(map(abs, (line["run"], line["against"])))))
+    return float(abs(line["difference"]) if line["told_apart"] else max(line["run"], line["against"]))
 
 
-def in_ms(duration_ns: float, scale_ns: float) -> str:
-    """Return a difference in ms with its sign, with the digits that suit differences of about `scale_ns`."""
-    digits = 1 if abs(scale_ns) >= 10 * NS_PER_MS else 3
-    return f"{duration_ns / NS_PER_MS:+.{digits}f}" if duration_ns else f"{0:.{digits}f}"
+def digits(line: Row, scale_ns: float) -> int:
+    """Return how many decimals of ms suit times of that size: more where an interval would seem to touch 0."""
+    places = 1 if scale_ns >= 10 * NS_PER_MS else 3
+    if line["told_apart"]:
+        while places < _DIGITS_MOST and 10**places * min(abs(line["low"]), abs(line["high"])) < NS_PER_MS:
+            places += 1
+    return places
+
+
+def in_ms(duration_ns: float, places: int) -> str:
+    """Return a difference in ms with its sign, where anything of it is left to be seen."""
+    written = f"{duration_ns / NS_PER_MS:+.{places}f}"
+    return written if any(digit in "123456789" for digit in written) else written[1:]
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def test_what_got_slower_between_two_recordings_is_named(tmp_path: Path) -> None
 
     assert [one["cause"] for one in group["causes"] if one["told_apart"]] == ["stage.wait"]
     assert group["causes"][0]["difference"] == group["ttft_ns"]["mean"]["difference"] == pytest.approx(40 * MS, abs=MS)
-    assert told.startswith("The first token comes 40.0 ms later in new.duckdb than in old.duckdb")
+    assert told.startswith("The first token comes 40.0 ms (67 %) later in new.duckdb than in old.duckdb")
     assert "most of it stage.wait, +40.0 ms" in told
     assert contrasts.sentence(alike, ("again.duckdb", "old.duckdb")).startswith("Nothing is told apart")
 
