@@ -135,7 +135,7 @@ def test_requests_that_scatter_alike_are_not_told_apart(tmp_path: Path) -> None:
 
 
 def test_what_differs_where_the_mean_does_not_is_said(tmp_path: Path) -> None:
-    """Posts take 9 ms longer and the wire 9 ms less than nothing less: the sum stays. TPOT is 5 ms longer."""
+    """Posts take 3 ms longer and detection 3 ms less, so that the sum stays; TPOT is 5 ms longer."""
     run = recording(longer={"post": 3, "detection": -3})
     for pace, request in zip(run.pace, run.requests, strict=True):
         pace["tpot_ns"] += 5 * MS
@@ -144,8 +144,8 @@ def test_what_differs_where_the_mean_does_not_is_said(tmp_path: Path) -> None:
 
     assert document["groups"][0]["ttft_ns"]["mean"]["told_apart"] is False
     assert told(document).startswith("Mean TTFT of run.duckdb and against.duckdb is not told apart (")
-    assert "told apart is TPOT mean (+5.000 ms" in told(document)
-    assert "detection, -3.000 ms (-3.000 to -3.000)" in told(document)
+    assert "; what is: TPOT mean (+5.000 ms" in told(document)
+    assert "detection, -3.000 ms (-3.000 to -3.000) and post, +3.000 ms (+3.000 to +3.000)." in told(document)
 
 
 def test_percentiles_are_those_that_explain_shows(tmp_path: Path) -> None:
@@ -305,8 +305,9 @@ def test_the_scope_that_both_have_is_compared_and_the_rest_is_said_to_be_left_ou
 
     assert [group["run"]["scope"] for group in document["groups"]] == ["engine"]
     assert told(document).startswith("Of push, scope engine: nothing is told apart")
-    assert "66 requests of run.duckdb (push, scope router) are compared with nothing" in told(document)
-    assert "40 requests of against.duckdb (push, scope client) are compared with nothing" in told(document)
+    why = ", since the other recording has none alike."
+    assert f"Compared with nothing: 66 requests of run.duckdb (push, scope router){why}" in told(document)
+    assert f"Compared with nothing: 40 requests of against.duckdb (push, scope client){why}" in told(document)
 
 
 def test_push_is_compared_with_pull_where_each_has_only_one(tmp_path: Path) -> None:
@@ -351,9 +352,9 @@ def test_without_requests_or_first_tokens_the_store_is_named(tmp_path: Path) -> 
     silent.add("a", (), verdict="aborted")
 
     assert told(compared(tmp_path, recording(), Sample())).startswith("No comparison: against.duckdb holds no request.")
-    assert told(compared(tmp_path, silent, recording())).startswith(
-        "No comparison: none of run.duckdb's requests had a first token."
-    )
+    alone = told(compared(tmp_path, silent, recording()))
+    assert alone.startswith("No comparison: none of run.duckdb's requests had a first token.")
+    assert "Compared with nothing: 1 request of run.duckdb (push, scope router), since none had a first token." in alone
 
 
 # What else differs -------------------------------------------------------------------------------------------
@@ -363,7 +364,8 @@ def lab(max_num_seqs: int, cache: str) -> dict[str, str]:
     """Return the facts of a run of the lab with its commands."""
     transfer = json.dumps({"kv_connector": "NixlPushConnector", "engine_id": f"x{max_num_seqs}", "kv_buffer": "cpu"})
     words = f"--max-num-seqs {max_num_seqs} {cache} --port {8000 + max_num_seqs} --kv-transfer-config '{transfer}'"
-    line = f"VLLM_CPU_KVCACHE_SPACE={max_num_seqs // 4} vllm serve --model /tmp/{max_num_seqs}/tiny {words}"
+    variables = f"KVTRACE_SPOOL=/s{max_num_seqs} VLLM_CPU_KVCACHE_SPACE={max_num_seqs // 4}"
+    line = f"{variables} vllm serve --model /tmp/{max_num_seqs}/tiny {words}"
     return {"command.prefill-0": line, "workload": json.dumps({"rate_qps": 2.0, "input_len": 600, "seed": 1})}
 
 

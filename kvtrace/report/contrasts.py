@@ -35,6 +35,7 @@ _MOST = 0.5
 _ANEW = 0.10
 """Six pairs of starts of one deployment differed by up to 8 % in their TTFT (README, what it costs)."""
 _WORTH = 0.01
+_CAUSES_NAMED = 2
 _DIGITS_MOST = 6
 
 
@@ -73,8 +74,7 @@ def of_group(group: Row, names: Names) -> str:
         told += f"95 % interval {span(mean)} ms){_most(mean, causes)}."
         small = longer < _ANEW * mean["against"]
         return told + (" So small a difference can come of starting the same deployment anew." if small else "")
-    nothing = f"mean TTFT is {_ms(mean, 'run')} against {_ms(mean, 'against')} ms, {signed(mean)} ms"
-    nothing = f"{nothing}, 95 % interval {span(mean)} ms"
+    means = f"{_ms(mean, 'run')} against {_ms(mean, 'against')} ms, {signed(mean)} ms, 95 % interval {span(mean)} ms"
     others = [
         f"{WHAT[name]} {which} ({signed(line)} ms, {span(line)})"
         for name in WAITED
@@ -82,11 +82,11 @@ def of_group(group: Row, names: Names) -> str:
         for which, line in group[name].items()
         if line["told_apart"]
     ]
-    others += [_named(cause) for cause in causes[:1]]
+    others += [_named(cause) for cause in causes[:_CAUSES_NAMED]]
     whose = _of(group, names)
     if not others:
-        return f"Nothing is told apart between {whose[0]} and {whose[1]}: {nothing}."
-    return f"Mean TTFT of {whose[0]} and {whose[1]} is not told apart ({nothing}); told apart is {listed(others)}."
+        return f"Nothing is told apart between {whose[0]} and {whose[1]}: mean TTFT is {means}."
+    return f"Mean TTFT of {whose[0]} and {whose[1]} is not told apart ({means}); what is: {listed(others)}."
 
 
 def cautions(document: Row, names: Names) -> list[str]:
@@ -110,10 +110,9 @@ def cautions(document: Row, names: Names) -> list[str]:
             found.append(f"{name} lost {plural(lost, 'record')}: its requests of that time may lack events.")
     for one in document["not_compared"]:
         name = names[SIDES.index(one["in"])]
-        found.append(
-            f"{plural(one['requests'], 'request')} of {name} ({one['mode']}, scope {one['scope']}) are compared with "
-            "nothing: the other recording has none alike."
-        )
+        why = "the other recording has none alike" if one["with_first_token"] else "none had a first token"
+        whose = f"{plural(one['requests'], 'request')} of {name} ({one['mode']}, scope {one['scope']})"
+        found.append(f"Compared with nothing: {whose}, since {why}.")
     unknown = [name for name, known in zip(names, document["flags_known"].values(), strict=True) if not known]
     if unknown:
         found.append(

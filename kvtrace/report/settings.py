@@ -20,7 +20,7 @@ _OF_EACH_RUN = frozenset(
     (
         *("--port", "--host", "--middleware", "--mode", "--prefill", "--decode", "--port-file"),
         *("engine_id", "kv_connector", "kv_connector_module_path", "kv_role"),
-        *("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP"),
+        *("KVTRACE_SPOOL", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP"),
     )
 )
 _SWITCHED_OFF = "--no-"
