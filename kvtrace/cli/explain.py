@@ -1,9 +1,10 @@
-"""`kvtrace explain`: where one request's time to first token went, or a whole run's."""
+"""`kvtrace explain`: where one request's time to first token went, a whole run's, or what differs between two runs."""
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from kvtrace.messages import command_line
 from kvtrace.profiles import links
 from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
-from kvtrace.report import population, selection, totals
+from kvtrace.report import comparison, population, selection, totals
 from kvtrace.store import Store
 
 if TYPE_CHECKING:
@@ -45,13 +46,24 @@ def command(
             help="Also say what vLLM, NIXL, llm-d and Dynamo would report for it; without REQUEST, vLLM's own totals.",
         ),
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="OTHER.duckdb", help="Say what differs from this other recording."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: everything, in ns, nothing shortened.")] = False,
-) -> None:
+) -> int:
     """Explain where the time to first token went.
 
     For one request: what it waited for, its critical path drawn lane by lane, the work hidden beside it.
     Without a request: percentiles of all of them, the shares of each class, top causes, the slowest by id.
+    With --against: what differs between two recordings, how surely, and what else differs and may be why.
     """
+    if against is not None:
+        if request is not None or slowest is not None or reconcile:
+            raise UsageError(
+                "--against compares all requests of two recordings: it goes with no REQUEST, --slowest or --reconcile"
+            )
+        return _compare(run, against, as_json=as_json)
     if request is not None and slowest is not None:
         raise UsageError("a REQUEST and --slowest exclude each other: name one request, or ask for the slowest")
     with Store.open(run) as store:
@@ -66,6 +78,29 @@ def command(
         _refuse_empty(store, run)
         if not as_json:
             _print(store, run, keys, reconcile=reconcile)
+    return 0
+
+
+def _compare(run: Path, against: Path, *, as_json: bool) -> int:
+    """Say what differs between two recordings; return 1 where they cannot be compared."""
+    with Store.open(run) as store, _other(store, run, against) as other:
+        document = comparison.compare(store, other)
+        facts = selection.run_facts(store), selection.run_facts(other)
+    paths = str(run), str(against)
+    from kvtrace.report import comparison_page, contrasts, style
+
+    if as_json:
+        found = {"schema": JSON_SCHEMA, **contrasts.to_json(document, facts, paths)}
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        comparison_page.print_comparison(document, paths, style.open_console())
+    return 0 if document["groups"] else 1
+
+
+def _other(store: Store, run: Path, against: Path) -> AbstractContextManager[Store]:
+    """Open the other store; the same one stays opened once, since DuckDB would not be confined a second time."""
+    is_same = against.exists() and run.samefile(against)
+    return nullcontext(store) if is_same else Store.open(against)
 
 
 def _selected(store: Store, request: str | None, slowest: int | None) -> list[int] | None:

@@ -9,7 +9,7 @@ import pytest
 from kvtrace import queries, stages
 from kvtrace.analyze import analyze
 from kvtrace.findings import checks, gather
-from kvtrace.report import population
+from kvtrace.report import comparison, contrasts, population
 from kvtrace.store import Store
 from tests.field.scenes import D_LEG, P_LEG, engines_only, lacking, total_ms, unanswered
 from tests.test_analyze import fill
@@ -113,6 +113,27 @@ def test_two_recordings_differ_in_the_stage_that_differs() -> None:
 
     assert (set(grown), other.get("unattributed", 0)) == ({"stage.wait"}, 0)
     assert sum(other.values()) - sum(one.values()) == pytest.approx(40)
+
+
+def test_what_got_slower_between_two_recordings_is_named(tmp_path: Path) -> None:
+    """vllm#27081. 24 requests each, P's blocks staged 40 ms later in one of two recordings; none in a third."""
+    for name, later_ms in (("old", 0), ("new", 40), ("again", 0)):
+        with Store.open(tmp_path / f"{name}.duckdb", "write") as store:
+            fill(store, run_of(lambda request, later_ms=later_ms: push(4, request).shifted(32.9, later_ms)))
+            analyze(store)
+    with Store.open(tmp_path / "old.duckdb") as old:
+        with Store.open(tmp_path / "new.duckdb") as new:
+            slower = comparison.compare(new, old)
+        with Store.open(tmp_path / "again.duckdb") as again:
+            alike = comparison.compare(again, old)
+    (group,) = slower["groups"]
+    told = contrasts.sentence(slower, ("new.duckdb", "old.duckdb"))
+
+    assert [one["cause"] for one in group["causes"] if one["told_apart"]] == ["stage.wait"]
+    assert group["causes"][0]["difference"] == group["ttft_ns"]["mean"]["difference"] == pytest.approx(40 * MS, abs=MS)
+    assert told.startswith("The first token comes 40.0 ms (67 %) later in new.duckdb than in old.duckdb")
+    assert "most of it stage.wait, +40.0 ms" in told
+    assert contrasts.sentence(alike, ("again.duckdb", "old.duckdb")).startswith("Nothing is told apart")
 
 
 def test_the_prompt_is_tokenised_again_on_d() -> None:

@@ -1,0 +1,166 @@
+"""The page of two recordings: the sentence on top, what else differs, then a section for each pair of groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from kvtrace.report import contrasts
+from kvtrace.report.comparison import ASKED, FEW, SIDES, WAITED
+from kvtrace.report.sentences import SCOPES
+from kvtrace.report.style import NS_PER_MS, colour, fitted, glyph, prose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console
+
+    Writer = Callable[[float, dict[str, Any]], str]
+    Line = tuple[str | Text, dict[str, Any], Writer]
+
+Row = dict[str, Any]
+
+CAUSES_SHOWN = 10
+_GAP_CELLS = 3
+_LABEL_CELLS = 24
+_NAME_CELLS = 36
+_TOLD_APART = {True: "yes", False: "no", None: "-"}
+
+
+def print_comparison(document: Row, paths: Sequence[str], console: Console) -> None:
+    """Print what differs between two recordings; `paths` are the first's and the second's."""
+    one, other = contrasts.called(paths)
+    names = fitted(one, _NAME_CELLS, console), fitted(other, _NAME_CELLS, console)
+    _say(contrasts.sentence(document, names), console, "bold")
+    for told in contrasts.cautions(document, names):
+        _say(told, console)
+    rates = [(contrasts.WHAT[name], line, _plain(2)) for name, line in document["load"]["rates"].items()]
+    if rates:
+        console.print()
+        console.print(_table("load", rates, console))
+    for number, group in enumerate(document["groups"]):
+        console.print()
+        _print_group(group, names, console, repeats=number > 0)
+    if document["groups"]:
+        console.print()
+        _say(f"In the tables, run is {names[0]}, against is {names[1]}, and a difference is run less against.", console)
+        _say(contrasts.INTERVALS, console, "dim")
+
+
+def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeats: bool) -> None:
+    scope = group["run"]["scope"]
+    modes = dict.fromkeys(group[side]["mode"] for side in SIDES)
+    told = f"{' against '.join(modes)}, scope {scope} ({SCOPES.get(scope, 'seen from an unnamed place')}): "
+    _say(told + f"{_verdicts(group['run'])} against {_verdicts(group['against'])}", console, "bold")
+    if repeats:
+        for said in (contrasts.of_group(group, names), *contrasts.group_cautions(group, names)):
+            _say(said, console)
+    missing = "-" if group["no_intervals"] else "too few"
+    waited = [
+        (f"{contrasts.WHAT[name]} {which}", line, _milliseconds(group[name]))
+        for name in WAITED
+        if name in group
+        for which, line in group[name].items()
+    ]
+    scale_ns = group["ttft_ns"]["mean"]
+    write = _milliseconds({"mean": scale_ns})
+    kinds = [(_marked(one["class"], one["class"], console), one, write) for one in group["classes"]]
+    shown, rest = group["causes"][:CAUSES_SHOWN], group["causes"][CAUSES_SHOWN:]
+    causes: list[Line] = [(_marked(one["cause"], one["class"], console), one, write) for one in shown]
+    if rest:
+        causes.append((f"{len(rest)} other causes", _summed(rest), write))
+    blocks = [
+        _table("ms", waited, console, missing),
+        _table("mean ms by class", [*kinds, ("TTFT, their sum", scale_ns, write)], console),
+        _table("mean ms by cause", causes, console),
+        *_asked(group, console),
+    ]
+    for block in blocks:
+        console.print()
+        console.print(block)
+
+
+def _asked(group: Row, console: Console) -> Iterator[Table | Text]:
+    """Yield how long prompts and answers were; a line where they were alike to the token."""
+    lines = [
+        (f"{contrasts.WHAT[name]} {which}", line, _plain(1))
+        for name in ASKED
+        if name in group
+        for which, line in group[name].items()
+    ]
+    if any(line["difference"] for _, line, _ in lines):
+        yield _table("", lines, console, "-" if group["no_intervals"] == FEW else "too few")
+    elif lines:
+        told = (f"{contrasts.WHAT[name]} {group[name]['mean']['run']:,.1f}" for name in ASKED if name in group)
+        yield Text(prose(f"As long on either side, in the mean and in every percentile: {', '.join(told)}.", console))
+
+
+def _verdicts(side: Row) -> str:
+    return ", ".join(f"{count:,} {verdict}" for verdict, count in side["verdicts"].items())
+
+
+def _summed(lines: Sequence[Row]) -> Row:
+    """Return the line of all these together, of which no interval is told."""
+    summed = {name: sum(line[name] for line in lines) for name in ("run", "against", "difference")}
+    return {**summed, "low": None, "high": None, "told_apart": None}
+
+
+def _milliseconds(lines: Row) -> Writer:
+    """Return how to write times of these lines: with the digits of the largest, more where a difference needs them."""
+    scale_ns = max(max(line["run"], line["against"]) for line in lines.values())
+    return lambda value_ns, line: f"{value_ns / NS_PER_MS:.{contrasts.digits(line, scale_ns)}f}"
+
+
+def _plain(digits: int) -> Writer:
+    return lambda value, _line: f"{value:,.{digits}f}"
+
+
+def _table(title: str, lines: Sequence[Line], console: Console, missing: str = "-") -> Table:
+    """Return a table of figures with their differences; without the two values where the width has no room for them.
+
+    `missing` is what stands in the place of an interval.
+    """
+    titles = ["run", "against", "difference", "interval", "told apart"]
+    cells = [_cells(line, write, missing) for _, line, write in lines]
+    labels = [label if isinstance(label, Text) else Text(label) for label, _, _ in lines]
+    first = max(cell_len(title), *(label.cell_len for label in labels))
+    widths = [max(cell_len(row[place]) for row in [titles, *cells]) for place in range(len(titles))]
+    if first + sum(widths) + _GAP_CELLS * len(widths) > console.width:
+        titles[-1], widths[-1] = "apart", len("apart")
+    if first + sum(widths) + _GAP_CELLS * len(widths) > console.width:
+        titles, cells = titles[2:], [row[2:] for row in cells]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column(title, no_wrap=True)
+    for name in titles:
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, row, (_, line, _) in zip(labels, cells, lines, strict=True):
+        table.add_row(label, *row, style="" if line["told_apart"] else "dim")
+    return table
+
+
+def _cells(line: Row, write: Writer, missing: str) -> list[str]:
+    interval = missing
+    if line["low"] is not None:
+        interval = f"{_signed(line['low'], line, write)} to {_signed(line['high'], line, write)}"
+    difference = _signed(line["difference"], line, write)
+    values = [write(line[side], line) for side in SIDES]
+    return [*values, difference, interval, _TOLD_APART[line["told_apart"]]]
+
+
+def _signed(value: float, line: Row, write: Writer) -> str:
+    """Return the value with its sign, where anything of it is left to be seen."""
+    written = write(abs(value), line)
+    sign = "+" if value > 0 else "-"
+    return f"{sign}{written}" if any(digit in "123456789" for digit in written) else written
+
+
+def _marked(name: str, kind: str, console: Console) -> Text:
+    return Text.assemble((glyph(console, kind), colour(kind)), f" {fitted(name, _LABEL_CELLS, console)}")
+
+
+def _say(text: str, console: Console, style: str = "") -> None:
+    console.print(Text(prose(text, console), style=style))
