@@ -138,6 +138,17 @@ def test_a_little_that_would_make_another_class_the_largest_is_told(tmp_path: Pa
     )
 
 
+def test_a_wire_that_may_have_ended_earlier_was_recorded_though_nobody_was_late_to_notice(tmp_path: Path) -> None:
+    sample = Sample()
+    path = (("prefill.forward", "compute.run", "prefill", "", 60), ("wire", "transfer", "transfer", "", 40))
+    sample.add("kvt-1", path, (), transfer_low_ns=10 * MS, transfer_high_ns=40 * MS)
+
+    assert (
+        "Transfer is between 10 % and 40 %, since the wire ended somewhere between two polls: up to 30.0 ms of what "
+        "counts as the wire may be detection." in sentences.explanation(one(tmp_path, sample))
+    )
+
+
 def test_a_transfer_of_which_nothing_was_recorded_may_be_what_is_unattributed(tmp_path: Path) -> None:
     sample = Sample()
     path = (("prefill.forward", "compute.run", "prefill", "", 60), ("unattributed", "unattributed", "process", "", 40))

@@ -29,12 +29,12 @@ class Move(NamedTuple):
 
 
 def moves(parts: Mapping[str, float], low: float, high: float, rest: str) -> tuple[Move | None, Move | None]:
-    """Return what transfer may gain from part `rest`, and lose to it; None each where it hardly matters.
+    """Return what transfer may gain from part `rest`, and lose to coordination; None each where it hardly matters.
 
     `parts` are those of the whole by class, compute as one; transfer lies between `low` and `high`.
     """
     gained = _move(parts, high - parts[Class.TRANSFER], rest)
-    lost = _move(parts, low - parts[Class.TRANSFER], rest)
+    lost = _move(parts, low - parts[Class.TRANSFER], DETECTION.kind.value)
     return gained, lost
 
 
@@ -55,7 +55,7 @@ def of_request(request: Row, causes: AbstractSet[str]) -> tuple[Move | None, Mov
 
 
 def _rest(causes: AbstractSet[str]) -> Cause:
-    """Return the cause that holds what may be wire: a transfer of which nothing was recorded is unattributed."""
+    """Return the cause that holds what may be wire: of a transfer that nobody recorded it is unattributed."""
     return DETECTION if DETECTION.name in causes else UNKNOWN
 
 
@@ -66,11 +66,12 @@ def sentence(request: Row, causes: AbstractSet[str]) -> str | None:
         return None
     ttft_ns, rest = request["ttft_ns"], _rest(causes)
     low, high = (percent(request[name], ttft_ns) for name in ("transfer_low_ns", "transfer_high_ns"))
-    why = "the wire ended somewhere between two polls" if rest is DETECTION else "no whole transfer was recorded"
+    is_unseen = gained is not None and rest is UNKNOWN
+    why = "no whole transfer was recorded" if is_unseen else "the wire ended somewhere between two polls"
     told = [
         f"up to {milliseconds(move.amount, ttft_ns)} ms of what counts as {counted} may be {other}"
         + (f", which would make {move.largest} the largest part" if move.largest else "")
-        for move, counted, other in ((gained, rest.name, "the wire"), (lost, "the wire", rest.name))
+        for move, counted, other in ((gained, rest.name, "the wire"), (lost, "the wire", DETECTION.name))
         if move is not None
     ]
     return f"Transfer is between {low} and {high}, since {why}: {'; '.join(told)}."
