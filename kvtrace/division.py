@@ -13,6 +13,7 @@ from kvtrace import stages
 from kvtrace.evidence import Posts, Timeline, step_end_ns
 from kvtrace.model import Awake, Step
 from kvtrace.occupancy import Held
+from kvtrace.wording import plural
 
 # Between two steps the scheduler takes in results and makes up the next step; after a step without work vLLM's loop
 # sleeps one millisecond, from which a busy Linux wakes it up to a time slice (3 ms) late. Longer pauses are nobody's.
@@ -131,8 +132,9 @@ def _passed_over(step: Step, wait: Wait, after_ns: int) -> tuple[str, str]:
     if wait.looked is None:
         return queue, f"a place in step {step.step}"
     if step.tokens > step.requests:
-        return queue, f"the token budget: step {step.step} takes {step.tokens} tokens of {step.requests} requests"
-    return queue, f"a batch slot: step {step.step} makes tokens of {step.requests} requests"
+        taken = f"{plural(step.tokens, 'token')} of {plural(step.requests, 'request')}"
+        return queue, f"the token budget: step {step.step} takes {taken}"
+    return queue, f"a batch slot: step {step.step} makes tokens of {plural(step.requests, 'request')}"
 
 
 def _blocks_told(held: Held, side: str) -> str:

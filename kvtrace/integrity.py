@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from kvtrace import stages
 from kvtrace.model import Event, Integrity, Process, Request
 from kvtrace.modes import PUSH
+from kvtrace.wording import plural
 
 STAGES = frozenset((stages.PREFILL_CHECKED.name, stages.DECODE_CHECKED.name, stages.UNCHECKED.name))
 """The stages of checking, which come at any time and are no steps of the hand-off."""
@@ -54,7 +55,7 @@ def told(found: Integrity, mode: str) -> str:
     for rank, block in found.corrupt:
         by_rank[rank].append(str(block))
     blocks = "; ".join(f"rank {rank}, by their numbers on {side}: {', '.join(of)}" for rank, of in by_rank.items())
-    return f"{len(found.corrupt)} of {found.checked} blocks on D differ from what P computed ({blocks})"
+    return f"{len(found.corrupt)} of {plural(found.checked, 'block')} on D differ from what P computed ({blocks})"
 
 
 def _sums(events: Iterable[Event]) -> _Sums:

@@ -16,9 +16,24 @@ def say(message: str) -> None:
 
 
 def command_line(*words: str | Path) -> str:
-    """Return a command of kvtrace as it can be pasted into a shell; a path that begins with a dash gets `./`."""
+    """Return a command of kvtrace as it can be pasted into a shell; a path that begins with a dash gets `./`.
+
+    What no terminal shows stands in it as $'...', which bash, zsh and POSIX of 2024 read; all of it is printable.
+    """
     shown = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
-    return shlex.join(["kvtrace", *shown])
+    return " ".join(["kvtrace", *map(_quoted, shown)])
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell takes it for itself, bytes that are no text included."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = (
+        f"\\{letter}" if letter in "\\'" else letter if letter.isprintable() else
+        "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+        for letter in word
+    )  # fmt: skip
+    return f"$'{''.join(escaped)}'"
 
 
 def write(text: str) -> None:

@@ -10,6 +10,7 @@ from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import Blocks, Event, Integrity, Request
 from kvtrace.modes import PUSH
 from kvtrace.verdict import CORRUPT, ENDS_EARLY, ms, read_too_late
+from kvtrace.wording import plural
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
@@ -42,8 +43,8 @@ def _attempts(request: Request) -> Iterator[str]:
     if request.lost:
         names = ", ".join(one.request_id for one in request.lost)
         spent = ms(request.lost[-1].end_ns - request.lost[0].start_ns)
-        attempts = "attempt" if len(request.lost) == 1 else "attempts"
-        yield f"{len(request.lost)} earlier {attempts} ({names}) lost, which cost {spent} before this one began"
+        attempts = plural(len(request.lost), "earlier attempt")
+        yield f"{attempts} ({names}) lost, which cost {spent} before this one began"
 
 
 def _cut_short(request: Request) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _computed_again(request: Request) -> Iterator[str]:
         reach = max(reach, event.c + event.b)
     if again > 0:
         why = " after a preemption" if stages.PREFILL_PREEMPTED.name in request.events else ""
-        yield f"P computed {again} prompt tokens twice{why}"
+        yield f"P computed {plural(again, 'prompt token')} twice{why}"
     finished = request.events.get(stages.PREFILL_FINISHED.name)
     if finished and finished[0].b and not finished[0].a:
         yield "P finished with no blocks to hand over"
@@ -78,7 +79,7 @@ def _completions(request: Request) -> Iterator[str]:
     reported = Counter((event.process, event.a) for event in seen.get(stages.REPORTED.name, ()))
     for (_, rank), count in sorted(reported.items()):
         if count > 1:
-            yield f"rank {rank} of D reported the KV {count} times"
+            yield f"rank {rank} of D reported the KV {plural(count, 'time')}"
     over = _first(request, stages.DECODE_FINISHED, stages.DECODE_ABORTED)
     signs = [stages.READY, stages.REPORTED, *([stages.NOTIFIED] if request.mode == PUSH else [])]
     late = [event for stage in signs for event in seen.get(stage.name, ()) if over and event.t_ns > over.t_ns]
@@ -113,7 +114,7 @@ def _holdings(request: Request, around: Surroundings, blocks: Blocks) -> Iterato
     needless_ns = _needless_ns(request)
     if blocks.held_ns is None and needless_ns is not None and last_ns - needless_ns >= PATIENCE_NS:
         yield (
-            f"P was not seen to let its {blocks.held_blocks} blocks go, "
+            f"P was not seen to let its {plural(blocks.held_blocks, 'block')} go, "
             f"{(last_ns - needless_ns) / 1e9:.1f} s after nobody needed them any more"
         )
     deadline_ns = _deadline_ns(request)
@@ -121,7 +122,7 @@ def _holdings(request: Request, around: Surroundings, blocks: Blocks) -> Iterato
         return
     until_ns = kept.t_ns + blocks.held_ns if blocks.held_ns is not None else last_ns
     if until_ns - deadline_ns >= PATIENCE_NS:
-        yield f"P held {blocks.held_blocks} blocks {(until_ns - deadline_ns) / 1e9:.1f} s past their lease"
+        yield f"P held {plural(blocks.held_blocks, 'block')} {(until_ns - deadline_ns) / 1e9:.1f} s past their lease"
 
 
 def _needless_ns(request: Request) -> int | None:
@@ -148,7 +149,7 @@ def _reservation(request: Request, blocks: Blocks) -> Iterator[str]:
     """Say that D kept blocks for KV when the request ended."""
     is_waiting = stages.DECODE_ABORTED.name in request.events and stages.READY.name not in request.events
     if is_waiting and blocks.reserved_blocks:
-        yield f"D had {blocks.reserved_blocks} blocks reserved for KV that had not come when it was aborted"
+        yield f"D had {plural(blocks.reserved_blocks, 'block')} reserved for KV that had not come when it was aborted"
 
 
 def _idle(idle_ns: int | None) -> Iterator[str]:
@@ -171,4 +172,5 @@ def of_integrity(request: Request, around: Surroundings, checked: Integrity | No
         yield integrity.told(checked, request.mode)
     if checked.unchecked:
         why = f": {'; '.join(checked.why)}" if checked.why else ""
-        yield f"{checked.unchecked} of {checked.checked + checked.unchecked} blocks could not be checked{why}"
+        whole = plural(checked.checked + checked.unchecked, "block")
+        yield f"{checked.unchecked} of {whole} could not be checked{why}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from kvtrace.wording import plural
+
 AGREES = ""
 UNEXPLAINED = "unexplained"
 SILENT = "its /metrics did not answer before and after the load"
@@ -113,5 +115,5 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float] | 
     # One lost record can hide many tokens and bytes, and no more than one request or transfer.
     most = float("inf") if name in _SUMS else ours.lost_records
     if ours.lost_records and 0 < theirs - own <= most:
-        return f"{ours.lost_records} records of this engine were lost"
+        return f"{plural(ours.lost_records, 'record of this engine was', 'records of this engine were')} lost"
     return UNEXPLAINED

@@ -9,6 +9,7 @@ from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
 from kvtrace.model import NEVER_NS, Event, Integrity, Request, Transfer
 from kvtrace.modes import LOCAL, PULL, PUSH
+from kvtrace.wording import plural
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF, CORRUPT = "expired", "failed", "recomputed", "no handoff", "corrupt"
@@ -114,7 +115,7 @@ def _of_answer(request: Request, around: Surroundings) -> Verdict:
         return EXPIRED, f"the output is suspect: {late}"
     failed = [transfer for transfer in request.transfers if transfer.failed]
     if failed:
-        told = f"{len(failed)} of {len(request.transfers)} transfers failed and D went on"
+        told = f"{len(failed)} of {plural(len(request.transfers), 'transfer')} failed and D went on"
         return FAILED, f"the output is suspect: {told}{_reasons(request)}"
     if (own := _computed_on_d(request)) is not None:
         return own
@@ -194,13 +195,15 @@ def _computed_on_d(request: Request) -> Verdict | None:
         local = max((event.a for event in seen.get(stages.DECODE_CONSIDERED.name, ())), default=0)
         if begun < min(local + remote, prompt) - 1:
             again = " after a preemption" if _preempted_before(request, last.t_ns) else ""
-            return RECOMPUTED, f"D computed {own} of {prompt} prompt tokens itself{again}, {remote} were to come from P"
+            told = f"D computed {own:,} of {plural(prompt, 'prompt token')} itself{again}"
+            return RECOMPUTED, f"{told}, {remote:,} were to come from P"
         return None
     if stages.READY.name in seen:
         return None
     if own <= 1:
         return COMPLETE, "D had the whole prompt cached: nothing had to move"
-    return RECOMPUTED, f"D was told of KV and took none over: it computed {own} of {prompt} prompt tokens itself"
+    told = f"it computed {own:,} of {plural(prompt, 'prompt token')} itself"
+    return RECOMPUTED, f"D was told of KV and took none over: {told}"
 
 
 def _first_token_step(steps: list[Event]) -> Event:
@@ -216,10 +219,11 @@ def _of_transfers(request: Request, around: Surroundings) -> Verdict:
     transfers: list[Transfer] = request.transfers
     unseen = [transfer for transfer in transfers if not align.completion_ns(transfer)]
     if unseen:
-        return INCOMPLETE, f"{len(unseen)} of {len(transfers)} transfers were never seen complete"
+        seen = f"{'was' if len(unseen) == 1 else 'were'} never seen complete"
+        return INCOMPLETE, f"{len(unseen)} of {plural(len(transfers), 'transfer')} {seen}"
     notified = request.events.get(stages.NOTIFIED.name, ())
     if request.mode == PUSH and notified and len(notified) < len(transfers):
-        return INCOMPLETE, f"D was told of {len(notified)} of {len(transfers)} writes"
+        return INCOMPLETE, f"D was told of {len(notified)} of {plural(len(transfers), 'write')}"
     ranks = {event.a for event in request.events.get(stages.REPORTED.name, ())}
     expected = _width(request.decode_engine, around)
     if len(ranks) < expected:

@@ -123,7 +123,7 @@ class Sample:
             "coordination_ns": spent["coordination"] if timed else None,
             "transfer_ns": spent["transfer"] if timed else None,
             "transfer_low_ns": max(0, spent["transfer"] - 4 * MS) if timed else None,
-            "transfer_high_ns": spent["transfer"] + 8 * MS if timed else None,
+            "transfer_high_ns": spent["transfer"] + min(8 * MS, _spent_ns(path, "detection") or 0) if timed else None,
             "unattributed_ns": spent["unattributed"] if timed else None,
             "registration_late_ns": 0,
             "moved_bytes": 1_300_000 if timed else None,

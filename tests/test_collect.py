@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvtrace import emit
-from kvtrace.collect import Recorder
+from kvtrace.collect import Recorder, notices
+from kvtrace.collect.stats import Stats
 from kvtrace.store import Store
 from tests import spooled
 from tests.recordings import STEP, numbers, record_once, write
@@ -152,6 +153,36 @@ def test_garbage_is_named_once_and_skipped(spool: Path, output: Path) -> None:
     with Store.open(output) as store:
         assert store.rows("SELECT count(*) AS n FROM recorder")[0]["n"] == 5
         assert store.rows("SELECT value FROM run WHERE name = 'recorder.skipped_files'")[0]["value"] == "5"
+
+
+def test_of_many_messages_of_a_kind_few_are_said_and_the_rest_counted(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder full of foreign files fills neither the terminal nor the store; another kind is still heard."""
+    monkeypatch.setattr(notices, "KEPT", 50)
+    spool.mkdir()
+    for number in range(120):
+        (spool / f"a{number:03}.kvt").write_bytes(b"SQLite format 3\x00" * 1000)
+    (spool / "z.kvt").touch()
+
+    stats = Recorder(output, [spool], {}, analysis=None).run_once()
+
+    assert [("z.kvt: empty" in line) for line in stats.messages] == [False] * 20 + [True]
+    assert stats.unsaid == {"not a kvtrace spool file; skipped": 100}
+    with Store.open(output) as store:
+        assert store.rows("SELECT count(*) AS n, count(DISTINCT subject) AS m FROM recorder") == [{"n": 51, "m": 51}]
+    assert (stats.kept_messages, stats.skipped_files) == (51, 121)
+
+
+def test_kinds_without_end_are_bounded_too() -> None:
+    stats = Stats()
+    said = notices.Notices(stats)
+    for number in range(10_000):
+        said.add("part", "failed in a way of its own, " + "abcdefghij"[number % 10] * (number // 10 + 1))
+
+    assert len(said.unwritten) == stats.kept_messages <= notices.KINDS + notices.KEPT
+    assert len(stats.messages) <= notices.KINDS + notices.SHOWN
+    assert stats.unsaid == {"": 10_000 - len(stats.messages)}
 
 
 def test_a_file_that_is_gone_is_skipped_no_more(spool: Path, output: Path) -> None:

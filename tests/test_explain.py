@@ -97,14 +97,44 @@ def test_a_findings_command_can_be_pasted(
     shutil.copyfile(store, "-it's a run.duckdb")
 
     _, out, _ = explain(capsys, "./-it's a run.duckdb")
-    (shown,) = (line.removeprefix("   See: ") for line in out.splitlines() if line.startswith("   See: "))
-    (program, *words) = shlex.split(shown)
+    shown = [line.removeprefix("   See: ") for line in out.splitlines() if line.startswith("   See: ")]
+    answers = []
+    for line in shown:
+        (program, *words) = shlex.split(line)
+        assert program == "kvtrace"
+        assert cli.main(words) == 0
+        answers.append(capsys.readouterr().out)
 
-    assert program == "kvtrace"
-    assert cli.main(words) == 0
-    assert "detection_p50_ms" in capsys.readouterr().out
+    assert "detection_p50_ms" in answers[0]
+    assert answers[1].startswith("kvt-24\n")
     _, document, _ = explain(capsys, "./-it's a run.duckdb", "--json")
-    assert [finding["command"] for finding in json.loads(document)["summary"]["findings"]] == [shown]
+    (finding,) = json.loads(document)["summary"]["findings"]
+    assert [finding["command"], finding["example_command"]] == shown
+
+
+@pytest.mark.parametrize(
+    "name", ["-x", "--help", "two words", "it's", "a\nb\\c", "\x1b[31m'\u202e$(id)`id`", "\U0001f600é", "y" * 300]
+)
+def test_the_command_of_a_findings_request_names_it_whatever_it_is_called(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell makes of it what finds the request, and no terminal is moved by it."""
+    sample = Sample()
+    for number in range(21):
+        path = scaled(2) if number == 7 else scaled(1)
+        sample.add(name if number == 7 else f"kvt-{number}", path, start_ms=10 * number, transfer_high_ns=10 * MS)
+    run = sample.write(tmp_path / "a run.duckdb")
+
+    _, out, _ = explain(capsys, run)
+    line = next(line for line in out.splitlines() if line.startswith("   See: kvtrace explain "))
+    listing = ["bash", "-c", f"printf '%s\\0' {line.removeprefix('   See: ')}"]
+    words = subprocess.run(listing, capture_output=True, check=True).stdout.decode().split("\0")
+
+    assert line.isprintable()
+    assert words[:3] == ["kvtrace", "explain", str(run)]
+    assert words[-2:] == [name, ""]
+    _, document, _ = explain(capsys, "--json", *words[2:-1])
+    assert [one["request_id"] for one in json.loads(document)["requests"]] == [name]
 
 
 def test_the_json_of_one_request_is_the_golden(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,23 @@ def test_a_saturated_run_says_so_and_blames_no_wait() -> None:
     assert all(one.remedy for one in checks.findings(replace(facts, saturated=False)))
 
 
+def test_a_p90_is_told_of_twenty_requests_and_more() -> None:
+    """Nineteen say little about their slowest tenth."""
+    few, many = (replace(cause(0.2, requests), p90_ns=90 * MS) for requests in (19, 20))
+    told = [
+        one.sentence
+        for seen in (few, many)
+        for one in checks.findings(Facts((replace(PLAIN, causes={"decode.capacity": seen}),)))
+    ]
+
+    assert [": 19 of 100 " in told[0], "at p90" in told[0]] == [True, False]
+    assert told[1] == (
+        "D is short of KV blocks, not of network: 20 of 100 requests (push, scope router) waited for blocks that no "
+        "computing request held, 20.0 ms at the median, 90.0 ms at p90, and 20 % of the time to first token of all 100 "
+        "together."
+    )
+
+
 def test_a_lease_that_ended_too_early_asks_for_a_longer_one() -> None:
     """What frees P's blocks sooner would make it worse."""
     (found,) = checks.findings(Facts((replace(PLAIN, verdicts={"expired": CauseFacts(3, 0, 0)}),)))
@@ -108,7 +125,7 @@ def test_one_corrupt_hand_off_is_told_also_of_a_saturated_run() -> None:
     (found,) = checks.findings(Facts((group,)))
 
     assert (found.name, found.examples, found.query) == ("corrupt", ("r7",), "integrity")
-    assert "In 1 requests" in found.sentence
+    assert "In 1 request (push" in found.sentence
     assert "corrupt" in names(checks.findings(saturated))
     assert checks.findings(Facts((PLAIN,))) == []
 

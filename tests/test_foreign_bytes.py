@@ -128,4 +128,4 @@ def test_a_file_to_import_may_bear_such_bytes(store: Path, tmp_path: Path, capsy
 
     assert cli.main(["import", "--into", str(store), str(file)]) == 0
 
-    assert "odd-?.jsonl: 1 records of aiperf, 1 joined" in capsys.readouterr().err
+    assert "odd-?.jsonl: 1 record of aiperf, 1 joined" in capsys.readouterr().err

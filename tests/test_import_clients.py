@@ -45,9 +45,9 @@ def test_a_joined_client_widens_the_scope_and_every_other_cause_stays(
     assert (request["ttft_ns"], request["end_ns"]) == (65 * MS, ns(101))
     assert request["note"] == "points imported from aiperf"
     assert records.causes_ms(store, "r1") == pytest.approx({**PUSH_CAUSES, "client.hop": 2, "client.reply": 3})
-    assert "profile_export.jsonl: 1 records of aiperf, 1 joined, 3 points added" in said
+    assert "profile_export.jsonl: 1 record of aiperf, 1 joined, 3 points added" in said
     facts = {row["name"]: row["value"] for row in records.rows(store, "SELECT name, value FROM run")}
-    assert facts["imported.aiperf"] == "profile_export.jsonl: 1 records"
+    assert facts["imported.aiperf"] == "profile_export.jsonl: 1 record"
 
 
 @pytest.mark.parametrize("same_host", [False, True])

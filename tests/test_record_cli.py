@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -233,6 +234,43 @@ def test_folders_are_followed_until_interrupted_and_the_store_is_readable_meanwh
     assert f"`kvtrace record -o {store} --spool {spools[0]} --spool {spools[1]}` completes it" in said
     assert answer(store, "SELECT count(*) FROM process") == 2
     assert [list(spool.glob("*.kvt")) for spool in spools] == [[], []], "what is recorded is removed"
+
+
+def test_what_is_too_much_to_say_is_counted_and_where_all_of_it_is_can_be_pasted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store, spool = tmp_path / "a run.duckdb", tmp_path / "spool"
+    spool.mkdir()
+    for number in range(30):
+        (spool / f"{number}.kvt").touch()
+
+    assert cli.main(["record", "-o", str(store), "--spool", str(spool), "--once"]) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert sum("not a spool file" in line for line in said) == 21
+    assert "kvtrace: and 10 more messages like those: empty, not a spool file; skipped" in said
+    (asking,) = (line.removeprefix("kvtrace: all of them: ") for line in said if "all of them" in line)
+    assert cli.main(shlex.split(asking)[1:]) == 0
+    assert capfd.readouterr().out.count("empty, not a spool file") == 30
+
+
+def test_a_recording_that_is_stopped_while_its_store_is_opened_ends_in_order(tmp_path: Path) -> None:
+    """The signal comes as soon as handlers are there, long before DuckDB is loaded."""
+    store, spool = tmp_path / "run.duckdb", tmp_path / "spool"
+    early = f"""
+import os, signal, sys
+from kvtrace.cli import main, record
+writable = record._writable
+def stopped(output):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return writable(output)
+record._writable = stopped
+sys.exit(main(["record", "-o", {str(store)!r}, "--spool", {str(spool)!r}]))
+"""
+    ended = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True, check=False, timeout=LONG_S)
+
+    assert ended.returncode == 0, ended.stderr
+    assert f"wrote {store}: 0 requests, 0 events, 0 processes" in ended.stderr
+    assert [path.name for path in tmp_path.glob("run.duckdb*")] == ["run.duckdb"]
 
 
 def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicates(

@@ -95,9 +95,11 @@ def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
         answer(store, "SELECT value FROM run WHERE name = 'metrics.p0'")
         == '{"requests finished": 0.0, "transfers": 2.0}'
     )
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert "agree in 1 of 8 totals; 1 differ without explanation, transfers of p0 among them" in told
-    assert told.endswith(f"see `kvtrace explain {store} --reconcile`")
+    *_, first, unexplained, lacking, last = capfd.readouterr().err.splitlines()
+    assert first.endswith("agree in 1 of 8 totals; 7 differ:")
+    assert "transfers of p0 (vLLM 2, the store 0), without explanation." in unexplained
+    assert lacking.endswith("and 3 more, because this vLLM has no such metric.")
+    assert last.endswith(f"all of them: kvtrace explain {store} --reconcile")
 
 
 def test_that_no_engine_told_its_totals_is_said(

@@ -123,6 +123,108 @@ def test_too_few_requests_say_nothing_about_load(tmp_path: Path) -> None:
     assert summary_of(tmp_path, sample)["load"] is None
 
 
+CALM = (("prefill.forward", "compute.run", "prefill", "", 20), ("detection", "coordination", "decode", "", 1))
+
+
+def told_of(tmp_path: Path, sample: Sample) -> str:
+    """Return the sample's page as one line."""
+    console = plain_console()
+    page.print_population(summary_of(tmp_path, sample), {}, "run.duckdb", console)
+    return " ".join(text_of(console).split())
+
+
+@pytest.mark.parametrize(
+    ("push", "pull", "told"),
+    [
+        (20, 0, "No finding passed its threshold, over 20 requests. push"),
+        (20, 3, "No finding passed its threshold, over 20 of 23 requests. Findings about waiting need 20 requests of "
+         "one mode and scope with a first token; the other 3 are too few. push"),
+        (10, 10, "No finding passed its threshold, over 20 requests. Findings about waiting need 20 requests of one "
+         "mode and scope with a first token, and the largest such group has 10: that none is listed does not mean that "
+         "nothing was waited for. Only failures and losses are told of fewer."),
+        (1, 0, "over 1 request. Findings about waiting need 20 requests of one mode and scope with a first token, and "
+         "the largest such group has 1:"),
+    ],
+)  # fmt: skip
+def test_that_no_finding_passed_is_said_and_over_how_many_requests(
+    push: int, pull: int, told: str, tmp_path: Path
+) -> None:
+    sample = Sample()
+    for number in range(push + pull):
+        sample.add(f"kvt-{number}", CALM, (), start_ms=10 * number, mode="push" if number < push else "pull")
+
+    assert told in told_of(tmp_path, sample)
+    assert summary_of(tmp_path, sample)["findings_basis"] == {
+        "requests": push + pull,
+        "judged_requests": sum(count for count in (push, pull) if count >= 20),
+        "largest_group": max(push, pull),
+        "least_requests": 20,
+    }
+
+
+def test_failures_of_few_requests_are_findings_and_do_not_hide_that_waiting_was_not_judged(tmp_path: Path) -> None:
+    sample = Sample()
+    for number in range(3):
+        sample.add(f"kvt-{number}", (), verdict="failed")
+    sample.add("kvt-3", CALM, ())
+    told = told_of(tmp_path, sample)
+
+    assert "1. In 3 requests (push, scope router) the request or its hand-off failed." in told
+    assert "No finding passed" not in told
+    assert "Findings about waiting need 20 requests" in told
+
+
+def test_a_finding_over_enough_requests_needs_no_word_about_their_number(tmp_path: Path) -> None:
+    sample = Sample()
+    for number in range(20):
+        sample.add(f"kvt-{number}", start_ms=10 * number, transfer_high_ns=10 * MS)
+    told = told_of(tmp_path, sample)
+
+    assert "1. D notices 12.0 ms after the KV has arrived" in told
+    assert "Findings about waiting need" not in told
+
+
+def test_a_wide_bracket_is_told_in_the_sentence_and_in_the_table(tmp_path: Path) -> None:
+    """Of 100 ms, 10 count as transfer; 6 to 18 may be it. Where the bracket is tight nothing is said of it."""
+    wide, tight = Sample(), Sample()
+    for number in range(5):
+        wide.add(f"kvt-{number}", start_ms=10 * number)
+        tight.add(f"kvt-{number}", start_ms=10 * number, transfer_low_ns=9 * MS, transfer_high_ns=12 * MS)
+    told, plain = told_of(tmp_path, wide), told_of(tmp_path, tight)
+    (group,) = summary_of(tmp_path, wide)["groups"]
+
+    assert group["transfer_bounds"]["p99"] == {"low": pytest.approx(0.06), "high": pytest.approx(0.18)}
+    assert told.count("10 % transfer (6 % to 18 %), 1 % unattributed.") == 2
+    assert "since a wire ended somewhere between two polls" in told
+    assert "between 6 % to 18 % 6 % to 18 % 6 % to 18 %" in told
+    assert "10 % transfer, 1 % unattributed." in plain
+    assert "between" not in plain
+
+
+def test_what_first_contact_cost_is_told_beside_the_percentiles_of_the_others(tmp_path: Path) -> None:
+    """One of 21 requests waited 2 s in a handshake: p99 is its. A handshake that moves nothing is not worth a line."""
+    slow, quick = Sample(), Sample()
+    for number in range(21):
+        paid = (("handshake", "coordination", "transfer", "agent metadata of p0", 2000),) if number == 4 else ()
+        slow.add(f"kvt-{number}", (*paid, *scaled(1)), start_ms=10 * number)
+        brief = tuple((*part[:4], 1) for part in paid)
+        quick.add(f"kvt-{number}", (*brief, *scaled(1)), start_ms=10 * number)
+    told, plain = told_of(tmp_path, slow), told_of(tmp_path, quick)
+    (group,) = summary_of(tmp_path, slow)["groups"]
+
+    assert group["first_contact"] == {
+        "requests": 1,
+        "longest_ns": 2000 * MS,
+        "others_ttft_ns": dict.fromkeys(("p50", "p90", "p99"), 100 * MS),
+    }
+    assert (
+        "1 of these requests paid for the first contact of its pair (handshake, 2000.0 ms at most). TTFT of the "
+        "others: p50 100.0 ms, p90 100.0 ms, p99 100.0 ms." in told
+    )
+    assert summary_of(tmp_path, quick)["groups"][0]["first_contact"]["requests"] == 1
+    assert "paid for the first contact" not in plain
+
+
 @pytest.mark.parametrize("width", [40, 60, 72, 100, 240])
 def test_the_population_page_fits_whatever_the_width(width: int, tmp_path: Path) -> None:
     sample = Sample(facts={"model": "tiny\x1b[31m"})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
-from kvtrace.report import page, selection, sentences, waterfall
+from kvtrace.report import page, selection, sentences, tables, waterfall
 from kvtrace.stages import CAUSES, Where
 from kvtrace.verdict import VERDICTS
 from tests.printed import one, plain_console, text_of
@@ -88,9 +89,102 @@ def test_the_sentence_says_shares_the_longest_wait_and_what_is_left(push: select
         "Of 100.0 ms to the first token, as the router saw it, "
         "50 % was compute (most of it P's forward, 30.0 ms), "
         "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.0 ms); "
-        "1.0 ms (1 %) is unattributed. Its longest wait was detection, 12.0 ms: "
-        "the bytes have arrived and nobody has noticed yet."
+        "1.0 ms (1 %) is unattributed. Transfer is between 6 % and 18 %, since the wire ended somewhere between two "
+        "polls: up to 8.0 ms of what counts as detection may be the wire. Its longest wait was detection, 12.0 ms at "
+        "most: the bytes have arrived and nobody has noticed yet."
     )
+
+
+WAITED = (
+    ("prefill.forward", "compute.run", "prefill", "", 40),
+    ("wire", "transfer", "transfer", "", 10),
+    ("detection", "coordination", "decode", "", 50),
+)
+
+
+@pytest.mark.parametrize(
+    ("low_ms", "high_ms", "told"),
+    [
+        (10, 10, None),
+        (6, 14, None),
+        (10, 15, "between 10 % and 15 %, since the wire ended somewhere between two polls: up to 5.0 ms of what counts "
+         "as detection may be the wire."),
+        (2, 12, "between 2 % and 12 %, since the wire ended somewhere between two polls: up to 8.0 ms of what counts "
+         "as the wire may be detection."),
+        (10, 60, "up to 50.0 ms of what counts as detection may be the wire, which would make transfer the largest "
+         "part."),
+    ],
+)  # fmt: skip
+def test_a_wide_bracket_is_told_with_what_else_it_may_be(
+    low_ms: int, high_ms: int, told: str | None, tmp_path: Path
+) -> None:
+    """A point or two more or less change nothing; from five points on, or with another largest class, they do."""
+    sample = Sample()
+    sample.add("kvt-1", WAITED, (), transfer_low_ns=low_ms * MS, transfer_high_ns=high_ms * MS)
+    explanation = sentences.explanation(one(tmp_path, sample))
+
+    assert ("Transfer is between" in explanation) == (told is not None)
+    assert told is None or told in explanation
+    assert (" ms at most: the bytes have arrived" in explanation) == (high_ms >= 15)
+
+
+def test_a_little_that_would_make_another_class_the_largest_is_told(tmp_path: Path) -> None:
+    sample = Sample()
+    path = (("wire", "transfer", "transfer", "", 49), ("detection", "coordination", "decode", "", 51))
+    sample.add("kvt-1", path, (), transfer_low_ns=49 * MS, transfer_high_ns=51 * MS)
+
+    assert "up to 2.0 ms of what counts as detection may be the wire, which would make transfer the largest part" in (
+        sentences.explanation(one(tmp_path, sample))
+    )
+
+
+def test_a_wire_that_may_have_ended_earlier_was_recorded_though_nobody_was_late_to_notice(tmp_path: Path) -> None:
+    sample = Sample()
+    path = (("prefill.forward", "compute.run", "prefill", "", 60), ("wire", "transfer", "transfer", "", 40))
+    sample.add("kvt-1", path, (), transfer_low_ns=10 * MS, transfer_high_ns=40 * MS)
+
+    assert (
+        "Transfer is between 10 % and 40 %, since the wire ended somewhere between two polls: up to 30.0 ms of what "
+        "counts as the wire may be detection." in sentences.explanation(one(tmp_path, sample))
+    )
+
+
+def test_a_transfer_of_which_nothing_was_recorded_may_be_what_is_unattributed(tmp_path: Path) -> None:
+    sample = Sample()
+    path = (("prefill.forward", "compute.run", "prefill", "", 60), ("unattributed", "unattributed", "process", "", 40))
+    sample.add("kvt-1", path, (), transfers=0, transfer_low_ns=0, transfer_high_ns=30 * MS)
+
+    assert (
+        "Transfer is between 0 % and 30 %, since no whole transfer was recorded: up to 30.0 ms of what counts as "
+        "unattributed may be the wire." in sentences.explanation(one(tmp_path, sample))
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_what_was_waited_for_is_wrapped_between_words_and_the_rest_counted(width: int, tmp_path: Path) -> None:
+    """No name is cut: each stands whole, on as many lines as it needs, or is one of those that are counted."""
+    request_id = "kvt-608e574382c02d7d3289b1e12e3e7a11"
+    slots = [f"a batch slot: step {step} makes tokens of {step} requests" for step in range(10, 30)]
+    sample = Sample()
+    sample.add("kvt-1", (
+        ("writer.busy", "coordination", "prefill", f"the post of {request_id}", 40),
+        *(("decode.queue", "compute.queue", "decode", slot, 1) for slot in slots),
+    ), ())  # fmt: skip
+    explained = one(tmp_path, sample)
+    console = plain_console(width)
+
+    console.print(tables.request_causes(explained, console))
+
+    lines = text_of(console).splitlines()
+    column = lines[0].index("waited for")
+    shown = [line[column : column + 48].split("  ")[0].strip() for line in lines[2:]]
+    whole = " ".join(filter(None, shown))
+    assert request_id in whole.replace(" ", "")
+    assert slots[0] in whole
+    counted = re.search(r" and (\d+) more", whole)
+    assert counted is not None
+    assert sum(slot in whole for slot in slots) + int(counted[1]) == len(slots)
+    assert "…" not in whole
 
 
 def test_one_class_alone_makes_a_sentence_too(tmp_path: Path) -> None:
@@ -160,9 +254,11 @@ def test_no_remedy_is_named_against_a_wait_that_hardly_counts(tmp_path: Path) ->
 
 def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:
     assert sentences.remedy(push, saturated=False) == (
-        "Supposed, not measured: against detection this usually helps: poll outside the step, "
-        "notification by interrupt."
+        "Supposed, not measured, and as far as it was not the wire: against detection this usually helps: poll outside "
+        "the step, notification by interrupt."
     )
+    push.request["transfer_high_ns"] = push.request["transfer_ns"]
+    assert (sentences.remedy(push, saturated=False) or "").startswith("Supposed, not measured: against detection this")
     assert "no class names a remedy" in (sentences.remedy(push, saturated=True) or "")
 
 

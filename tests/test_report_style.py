@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from kvtrace.report import style
 from kvtrace.stages import Class
+from kvtrace.wording import plural
 from tests.printed import plain_console
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [plural(count, "request") for count in (0, 1, 2, 1000)] == [
+        "0 requests", "1 request", "2 requests", "1,000 requests",
+    ]  # fmt: skip
+    assert [plural(count, "process was", "processes were") for count in (1, 2)] == ["1 process was", "2 processes were"]
 
 
 def test_every_class_has_a_colour_and_glyphs_of_its_own() -> None:

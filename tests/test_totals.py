@@ -41,7 +41,7 @@ def test_totals_that_agree_have_nothing_to_explain() -> None:
 
     assert list(found) == [metric.name for metric in METRICS]
     assert apart(found) == {}
-    assert report.sentence(list(found.values())) == "vLLM's /metrics and the store agree in 8 of 8 totals"
+    assert report.sentences(list(found.values())) == ["vLLM's /metrics and the store agree in 8 of 8 totals."]
 
 
 def test_every_difference_without_a_rule_is_unexplained() -> None:
@@ -51,8 +51,25 @@ def test_every_difference_without_a_rule_is_unexplained() -> None:
             found = compared(**{metric.name.replace(" ", "_"): THEIRS[metric.name] + more})
             expected = {} if (metric.name, more) == ("descriptors", -1) else {metric.name: UNEXPLAINED}
             assert {name: why for name, why in apart(found).items() if why == UNEXPLAINED} == expected
-    told = report.sentence(list(compared(transfers=2).values()))
-    assert told.endswith("in 7 of 8 totals; 1 differ without explanation, transfers of d among them")
+    (told,) = report.sentences(list(compared(transfers=2).values()))
+    assert told.endswith("in 7 of 8 totals; 1 differs: transfers of d (vLLM 2, the store 3), without explanation.")
+
+
+def test_totals_that_differ_are_named_with_why_a_line_for_each_reason() -> None:
+    """What nothing explains comes first; of many with one reason the first few are named."""
+    told = report.sentences(list(compared(transfers=2, descriptors=48).values()))
+    silenced = THEIRS | {"transfers": 0.0, "bytes": 0.0, "descriptors": 0.0}
+    off = report.sentences(compare({"a": silenced, "b": silenced}, {"a": OURS, "b": OURS}))
+
+    assert told == [
+        "vLLM's /metrics and the store agree in 6 of 8 totals; 2 differ:",
+        "transfers of d (vLLM 2, the store 3), without explanation.",
+        "descriptors of d (vLLM 48, the store 60), because NIXL joins neighbouring descriptors and counts them as one; "
+        "the bytes are the same.",
+    ]
+    assert len(off) == 1
+    assert "; 6 differ: transfers of a (vLLM 0, the store 3), bytes of a " in off[0]
+    assert off[0].endswith(" and 3 more, because vLLM counts transfers by NIXL's telemetry, which is off.")
 
 
 def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
@@ -78,7 +95,7 @@ def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     assert apart(compared(replace(OURS, transfers=4, lost_records=9))) == {"transfers": UNEXPLAINED}
     assert apart(compared(replace(OURS, transfers=1, lost_records=1))) == {"transfers": UNEXPLAINED}
     assert apart(compared(replace(OURS, moved_bytes=1, lost_records=1))) == {
-        "bytes": "1 records of this engine were lost"
+        "bytes": "1 record of this engine was lost"
     }
     assert apart(compared(transfers=0))["transfers"] == UNEXPLAINED
 
@@ -99,7 +116,10 @@ def test_an_engine_that_did_not_answer_is_named_and_agrees_in_nothing() -> None:
     lacking = [one for one in found if not one.agrees]
     assert {(one.engine, one.vllm, one.why) for one in lacking} == {("d", None, SILENT)}
     assert len(lacking) == len(METRICS)
-    assert report.sentence(found) == "vLLM's /metrics and the store agree in 8 of 8 totals; those of d are not known"
+    assert report.sentences(found) == [
+        "vLLM's /metrics and the store agree in 8 of 8 totals.",
+        "The totals of d are not known: /metrics did not answer before and after the load.",
+    ]
 
 
 SAID = """
@@ -153,7 +173,7 @@ def test_explain_shows_the_totals_of_a_run_that_has_them(tmp_path: Path, capsys:
 
     assert cli.main(["explain", str(path), "--reconcile"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "agree in 15 of 16 totals; 1 differ without explanation, transfers of engine-d among them" in text
+    assert "agree in 15 of 16 totals; 1 differs: transfers of engine-d (vLLM 3, the store 1), without" in text
     assert cli.main(["explain", str(path), "--reconcile", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["totals"]) == 16
     assert cli.main(["explain", str(path), "--json"]) == 0

@@ -211,7 +211,7 @@ def test_a_redirection_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert cli.main(["export", str(path), "--format", "otlp", "--endpoint", received.endpoint]) == 1
 
     said = capsys.readouterr().err
-    assert "sent 0 spans of 1 requests" in said
+    assert "sent 0 spans of 1 request" in said
     assert "points to https://elsewhere.example/v1/traces: name that address instead" in said
 
 

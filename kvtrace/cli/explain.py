@@ -19,6 +19,7 @@ from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
 from kvtrace.report import comparison, population, selection, totals
 from kvtrace.store import Store
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +119,8 @@ def _refuse_empty(store: Store, run: Path) -> None:
     )[0]
     if not counted["requests"]:
         raise RequestError(
-            f"{run} holds no request, only {counted['events']} events of {counted['processes']} processes: "
+            f"{run} holds no request, only {plural(counted['events'], 'event')} of "
+            f"{plural(counted['processes'], 'process', 'processes')}: "
             "was anything sent, and were the engines started with kvtrace switched on?"
         )
 
@@ -177,9 +179,7 @@ def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) 
     if keys is None:
         page.print_population(population.summary(store, facts), facts, run.name, console)
         if reconcile:
-            found = totals.totals(store, facts)
-            console.print(f"\n{totals.sentence(found)}.")
-            console.print(tables.totals(found))
+            page.print_totals(totals.totals(store, facts), console)
         return
     load = population.load(store, facts)
     shown = list(selection.explained(store, keys[:DRAWN_REQUESTS]))
@@ -196,4 +196,5 @@ def _print(store: Store, run: Path, keys: list[int] | None, *, reconcile: bool) 
             console.print()
             console.print(tables.reconciled(_reconciled(store, explained), console))
     if len(keys) > len(shown):
-        console.print(f"\n{len(keys) - len(shown)} more requests are not drawn; --json has them all.")
+        more = plural(len(keys) - len(shown), "more request is", "more requests are")
+        console.print(f"\n{more} not drawn; --json has them all.")

@@ -17,6 +17,7 @@ from kvtrace.exporters.source import NEVER_NS, Choice, batches
 from kvtrace.messages import say
 from kvtrace.report import selection
 from kvtrace.store import Store
+from kvtrace.wording import plural
 
 _MEMORY_BYTES = 512 * 1024 * 1024
 
@@ -158,7 +159,7 @@ def _write_profile(
     for failure in failures:
         say(failure)
     if output != target.STDOUT:
-        say(f"wrote {shlex.quote(str(output))}: {count} profiles merged; {_NEXT[Format.PPROF]}")
+        say(f"wrote {shlex.quote(str(output))}: {plural(count, 'profile')} merged; {_NEXT[Format.PPROF]}")
 
 
 def _send(store: Store, choice: Choice, endpoint: str) -> int:
@@ -173,12 +174,13 @@ def _send(store: Store, choice: Choice, endpoint: str) -> int:
                 sender.offer(traces.spans(told, facts))
                 count += 1
     health = sender.health
-    say(f"sent {health.exported} spans of {count} requests to {endpoint}")
+    say(f"sent {plural(health.exported, 'span')} of {plural(count, 'request')} to {endpoint}")
     if health.dropped:
-        say(f"{health.dropped} spans were not taken: {health.failure or 'no reason was given'}")
+        dropped = plural(health.dropped, "span was", "spans were")
+        say(f"{dropped} not taken: {health.failure or 'no reason was given'}")
     return 1 if health.dropped else 0
 
 
 def _report(path: Path, form: Format, count: int) -> None:
     if path != target.STDOUT:
-        say(f"wrote {shlex.quote(str(path))}: {count} requests; {_NEXT[form]}")
+        say(f"wrote {shlex.quote(str(path))}: {plural(count, 'request')}; {_NEXT[form]}")

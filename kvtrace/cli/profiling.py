@@ -14,6 +14,7 @@ import typer
 from kvtrace import profile_server, profiler
 from kvtrace.errors import ExportError, UsageError, is_text
 from kvtrace.messages import say
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +123,7 @@ class Profiling:
             return
         folder = self.facts["profiles.dir"]
         yield (
-            f"kept {self._receiver.kept} profiles in {folder}"
+            f"kept {plural(self._receiver.kept, 'profile')} in {folder}"
             if self._receiver.kept
             else f"no profile arrived for {folder}: is pyroscope-io installed where engines run?"
         )

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import typer
 from kvtrace import profiler
 from kvtrace.cli import bounds, profiling, watching
 from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
-from kvtrace.cli.signals import raise_interrupt, stop_signals
+from kvtrace.cli.signals import Stop, ended_in_order, raise_interrupt, stop_signals
 from kvtrace.emit import SPOOL_VARIABLE
 from kvtrace.errors import LabError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
@@ -56,6 +55,7 @@ class Engines:
     verify_kv: float = 0.0
 
 
+@ended_in_order()
 def command(
     words: Annotated[
         list[str] | None,
@@ -101,21 +101,21 @@ def command(
     """Record real hand-offs into a store: of a lab, of any command, or of engines started elsewhere."""
     workload = Workload(requests, rate, input_len, output_len, seed)
     engines = Engines(lab or "", prefill, decode, verify_kv)
-    argv = tuple(words or ())
-    _check_usage(argv, lab, spool or [], workload, engines, once=once)
-    target = output or _default_output(lab or ("spool" if spool else Path(argv[0]).name))
+    _check_usage(argv := tuple(words or ()), lab, spool or [], workload, engines, once=once)
     if argv and (code := _check_command(argv)):
         return code
-    _check_writable(target)
-    watched = watching.Watch(target, metrics, otlp, otlp_share, profiling.Asked(profile, profile_dir, profile_grafana))
-    watched.copy_to(grafana_copy, overwrites=force)
-    watched.retention = bounds.retention(retain_age, retain_size)
-    with watched as watch:
-        if lab:
-            return _record_lab(target, engines, workload, watch, force=force)
-        if spool:
-            return _record_spools(target, spool, watch, force=force, once=once)
-        return _record_command(target, argv, watch, verify_kv, force=force)
+    with Stop(listens=bool(spool) and not once) as stop:
+        target = _writable(output or _default_output(lab or ("spool" if spool else Path(argv[0]).name)))
+        asked = profiling.Asked(profile, profile_dir, profile_grafana)
+        watched = watching.Watch(target, metrics, otlp, otlp_share, asked)
+        watched.copy_to(grafana_copy, overwrites=force)
+        watched.retention = bounds.retention(retain_age, retain_size)
+        with watched as watch:
+            if lab:
+                return _record_lab(target, engines, workload, watch, force=force)
+            if argv:
+                return _record_command(target, argv, watch, verify_kv, force=force)
+            return _record_spools(target, spool or [], watch, stop, force=force, once=once)
 
 
 # Before anything is started --------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def _check_command(argv: tuple[str, ...]) -> int:
     return 126 if exists else 127
 
 
-def _check_writable(output: Path) -> None:
-    """Raise StoreError unless a store can be written there."""
+def _writable(output: Path) -> Path:
+    """Return it. Raises StoreError unless a store can be written there."""
     from kvtrace.store import refuse_bytes
 
     refuse_bytes(output)
@@ -176,6 +176,7 @@ def _check_writable(output: Path) -> None:
             pass
     except OSError as error:
         raise StoreError(f"{output} cannot be written: {error.strerror}; name another folder with -o") from error
+    return output
 
 
 # The three sources -----------------------------------------------------------------------------------------
@@ -239,12 +240,14 @@ def _say_totals(output: Path) -> None:
     with Store.open(output) as store:
         found = totals.totals(store, selection.run_facts(store))
     if found:
-        say(f"{totals.sentence(found)}; see `{command_line('explain', output, '--reconcile')}`")
+        for line in totals.sentences(found):
+            say(line)
+        say(f"all of them: {command_line('explain', output, '--reconcile')}")
     else:
         say("no engine's /metrics answered before and after the load, so vLLM's own totals are compared with nothing")
 
 
-def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bool, once: bool) -> int:
+def _record_spools(output: Path, folders: list[Path], watch: Watch, stop: Stop, *, force: bool, once: bool) -> int:
     """Follow folders until interrupted, or take in what is there."""
     for folder in folders:
         is_new = not folder.exists()
@@ -256,16 +259,13 @@ def _record_spools(output: Path, folders: list[Path], watch: Watch, *, force: bo
             say(f"{folder} was not there and has been made; start the engines with {SPOOL_VARIABLE} naming it")
     # What others keep a copy of stays theirs; a folder left by a killed recorder is kvtrace's own to clear.
     delete = not once or all(is_private(folder) for folder in folders)
-    ended = threading.Event()
     if watch.profiles_url:
         say(f"engines are profiled where they start with {profiler.VARIABLE}={watch.profiles_url}")
     with recording(output, folders, {}, watch, force=force, delete_consumed=delete) as recorder:
-        if once:
-            return 0
-        with stop_signals(lambda *_: ended.set()):
-            failure = None
-            while not ended.wait(1.0):
-                if recorder.failure is not None and str(recorder.failure) != str(failure):
-                    say(f"{recorder.failure}; trying again")
-                failure = recorder.failure
+        failure = None
+        while not once and not stop.wait(1.0):
+            if recorder.failure is not None and str(recorder.failure) != str(failure):
+                say(f"{recorder.failure}; trying again")
+            failure = recorder.failure
+        stop.let_go()  # a second signal ends what is done at the end
     return 0

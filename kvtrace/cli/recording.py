@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrace.messages import command_line, say
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,13 +77,36 @@ def _report(recorder: Recorder) -> None:
     stats = recorder.stats
     for message in stats.messages:
         say(message)
+    _report_unsaid(recorder)
     if stats.lost:
-        say(f"{stats.lost} events were lost; `{command_line('sql', recorder.output, 'drops')}` says where")
+        lost = plural(stats.lost, "event was", "events were")
+        say(f"{lost} lost; `{command_line('sql', recorder.output, 'drops')}` says where")
     if not stats.events:
         say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
-    say(f"wrote {recorder.output}: {stats.requests} requests, {stats.events} events, {stats.processes} processes")
+    counts = (
+        plural(stats.requests, "request"),
+        plural(stats.events, "event"),
+        plural(stats.processes, "process", "processes"),
+    )
+    say(f"wrote {recorder.output}: {', '.join(counts)}")
     if stats.requests or recorder.resumed:
         say(f"next: {command_line('explain', recorder.output)}")
+
+
+def _report_unsaid(recorder: Recorder) -> None:
+    """Say of which kinds there are more messages than were shown, and where they can be read."""
+    from kvtrace.collect.notices import KEPT, SHOWN
+
+    stats = recorder.stats
+    if not stats.unsaid:
+        return
+    for kind, count in stats.unsaid.items():
+        say(f"and {plural(count, 'more message')} like those: {kind or 'of other kinds'}")
+    kept = (
+        f"the store keeps the first {KEPT:,} of a kind" if max(stats.unsaid.values()) > KEPT - SHOWN else "all of them"
+    )
+    asking = command_line("sql", recorder.output, "recorder_messages", "-p", f"limit={stats.kept_messages}", "--csv")
+    say(f"{kept}: {asking}")
 
 
 def make_spool() -> Path:

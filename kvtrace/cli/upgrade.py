@@ -13,6 +13,7 @@ from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import in_one_line
 from kvtrace.findings import table
 from kvtrace.store.upgrade import is_current, upgrading
+from kvtrace.wording import plural
 
 
 @ended_in_order()
@@ -30,5 +31,5 @@ def command(
             requests = analyze(arriving)
             with arriving.transaction():
                 table.write(arriving)
-        told = f"{store} is upgraded: {requests} requests worked out again"
+        told = f"{store} is upgraded: {plural(requests, 'request')} worked out again"
     sys.stdout.write(in_one_line(told) + "\n")

@@ -12,6 +12,7 @@ import typer
 
 from kvtrace.cli.profiling import Asked, Profiling
 from kvtrace.errors import ExportError, UsageError
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,9 +137,10 @@ class Watch:
         if self._sending is None:
             return
         health = self._sending.health
-        yield f"sent {health.exported} spans to {self._otlp}"
+        yield f"sent {plural(health.exported, 'span')} to {self._otlp}"
         if health.dropped:
-            yield f"{health.dropped} spans were dropped: {health.failure or 'the receiver was too slow'}"
+            dropped = plural(health.dropped, "span was", "spans were")
+            yield f"{dropped} dropped: {health.failure or 'the receiver was too slow'}"
 
 
 def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:

@@ -12,6 +12,7 @@ from kvtrace.collect import convert
 from kvtrace.collect.ledger import FileKey, Ledger, Position, ProcessRow
 from kvtrace.errors import SpoolError, is_text
 from kvtrace.segments import SegmentFile
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -241,10 +242,12 @@ class Folders:
             times_ns = found.oldest_ns, found.newest_ns
             yield Chunk(key, process, moved_to, found.events, batch.facts, batch.dropped, *times_ns, len(part))
         if unknown:
-            message = f"holds stages that this kvtrace does not know, {unknown} or more records; upgrade kvtrace"
+            message = (
+                f"holds stages that this kvtrace does not know, in {plural(unknown, 'record')} or more; upgrade kvtrace"
+            )
             self._notice(str(followed.path), message)
         if timeless:
-            message = f"holds {timeless} or more records of times that no clock shows, which were left out"
+            message = f"holds times that no clock shows, in {plural(timeless, 'record')} or more, which were left out"
             self._notice(str(followed.path), message)
 
     def _drop(self, key: FileKey) -> None:

@@ -21,12 +21,14 @@ from kvtrace.collect import working
 from kvtrace.collect.conclusions import Conclusions
 from kvtrace.collect.follow import Chunk, Folders, grouped
 from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
+from kvtrace.collect.notices import Notices
 from kvtrace.collect.observing import Audience
 from kvtrace.collect.publishing import Pace
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
 from kvtrace.errors import KvtraceError, StoreError
 from kvtrace.store import Store, copies, discard, working_path
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -61,6 +63,7 @@ class Recorder:
         self.spools = [Path(spool) for spool in spools]
         self.facts = dict(facts)
         self.stats = Stats()
+        self._notices = Notices(self.stats)
         self.resumed = False
         self.from_monotonic_ns = 0  # what happened before on this host is left out; any thread may set it
         self.failure: KvtraceError | None = None
@@ -72,10 +75,8 @@ class Recorder:
         self._analysis = analysis
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._audience = Audience(observers, self._notice)
-        self._conclusions = Conclusions(self._notice)
-        self._said: set[tuple[str, str]] = set()
-        self._unwritten_notices: list[dict[str, str | int]] = []
+        self._audience = Audience(observers, self._notices.add)
+        self._conclusions = Conclusions(self._notices.add)
         self._since_ns: int | None = None  # events from here on have not been analysed
         self._is_unpublished = False
         self._store: Store | None = None
@@ -119,10 +120,10 @@ class Recorder:
         self.resumed = working_path(self.output).exists()
         if not self.resumed and self.output.exists():
             raise StoreError(f"{self.output} exists and is not overwritten; use --force or name another output")
-        self._store = working.opened(self.output, self._notice)
+        self._store = working.opened(self.output, self._notices.add)
         self._ledger = Ledger.load(self._store)
         self._load_run(self._store)
-        self._folders = Folders(self.spools, self._ledger, self._notice, lambda: self.from_monotonic_ns)
+        self._folders = Folders(self.spools, self._ledger, self._notices.add, lambda: self.from_monotonic_ns)
         if not self.resumed:
             self._publish(self._store)
 
@@ -135,7 +136,9 @@ class Recorder:
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
             self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
             self._retention.resume(known)
-            self._notice(str(self.output), f"resumed an interrupted recording at {self.stats.events} events")
+            self._notices.add(
+                str(self.output), f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
+            )
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
         owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
@@ -160,7 +163,7 @@ class Recorder:
         except (KvtraceError, OSError) as error:
             self.failure = error if isinstance(error, KvtraceError) else StoreError(str(error))
             self.stats.failing = True
-            self._notice(str(self.output), str(error))
+            self._notices.add(str(self.output), str(error))
             return 0
         self.failure, self.stats.failing = None, False
         return done
@@ -250,7 +253,7 @@ class Recorder:
     def _analyze_and_publish(self, store: Store) -> int:
         is_analyzed = self._since_ns is None or self._analysis is None
         is_new = self._is_unpublished or self._conclusions.is_due
-        if is_analyzed and not is_new and not self._unwritten_notices:
+        if is_analyzed and not is_new and not self._notices.unwritten:
             self._audience.analyzed(store, self.stats)
             return 0
         if is_behind := self._since_ns is not None:
@@ -275,7 +278,9 @@ class Recorder:
                 self._analysis(store, since_ns)
                 store.execute("DELETE FROM run WHERE name = $owed", {"owed": OWED})
         except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
-            self._notice("analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}")
+            self._notices.add(
+                "analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}"
+            )
         else:
             self._since_ns = None
             self._conclusions.is_behind = True
@@ -304,19 +309,19 @@ class Recorder:
                 self.stats.publishing_s += copy.cost_s
         except StoreError as error:
             copy.pause(POLL_INTERVAL_S)
-            self._notice(str(copy.target), str(error))
+            self._notices.add(str(copy.target), str(error))
 
     def _remove_finished(self) -> None:
         if self._delete_consumed:
             self.stats.removed_files += self._folders.remove_finished()
 
     def _write_own(self, store: Store, state: str) -> None:
-        notices = list(self._unwritten_notices)
+        notices = list(self._notices.unwritten)
         with store.transaction():
             if notices:
                 store.append("recorder", pa.Table.from_pylist(notices))
             store.remember({**self._ledger.facts(), **self.facts, **self._own_facts(state)})
-        del self._unwritten_notices[: len(notices)]
+        del self._notices.unwritten[: len(notices)]
 
     def _own_facts(self, state: str) -> dict[str, str]:
         return {
@@ -328,12 +333,3 @@ class Recorder:
             **self._retention.facts(),
             **self._audience.facts(),
         }
-
-    def _notice(self, subject: str, message: str) -> None:
-        # The names of foreign files may hold bytes that are no text, which is all that a store holds.
-        subject, message = (said.encode(errors="backslashreplace").decode() for said in (subject, message))
-        if (subject, message) in self._said:
-            return
-        self._said.add((subject, message))
-        self.stats.messages.append(message if subject in message else f"{subject}: {message}")
-        self._unwritten_notices.append({"at_ns": time.time_ns(), "subject": subject, "message": message})

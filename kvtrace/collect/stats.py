@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 class Stats:
     """What a recorder has done so far. `lag_s` is how old the newest event was when it was committed.
 
-    `messages` are all that it had to say, `skipped_files` those that it cannot read or knows under another name.
+    `messages` are what it had to say, of one kind the first few; `unsaid` counts the others by what they have in
+    common, `kept_messages` all that went into the store. `skipped_files` are those that it cannot read or knows under
+    another name.
     """
 
     events: int = 0
@@ -17,6 +19,8 @@ class Stats:
     lost: int = 0
     processes: int = 0
     messages: list[str] = field(default_factory=list)
+    unsaid: dict[str, int] = field(default_factory=dict)
+    kept_messages: int = 0
     skipped_files: int = 0
     lag_s: float = 0.0
     published: int = 0

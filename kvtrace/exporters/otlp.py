@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from kvtrace.errors import ExportError
 from kvtrace.exporters.receiver import exporter
 from kvtrace.exporters.sdk import Translation
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,7 +162,9 @@ class Sender:
     def _note_rejected(self, spans: int, reason: str) -> None:
         """Take note of how many spans of a batch the receiver rejected; called from within `export`."""
         self._rejected = spans
-        self.health.failure = f"the receiver rejected {spans} spans of a batch: {reason}"[:_REASON_LETTERS_MAX]
+        self.health.failure = f"the receiver rejected {plural(spans, 'span')} of a batch: {reason}"[
+            :_REASON_LETTERS_MAX
+        ]
 
 
 def _size_bytes(span: Span) -> int:

@@ -23,11 +23,14 @@ from kvtrace.findings.terms import (
     SHARE,
     finding,
     of,
+    of_all,
     part,
+    spread,
 )
 from kvtrace.modes import PUSH
 from kvtrace.splits import SENT_LATE
 from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
+from kvtrace.wording import plural
 
 # Checks of one group ---------------------------------------------------------------------------------------
 
@@ -47,7 +50,7 @@ def registration_late(group: Group) -> Iterator[Finding]:
     yield finding(
         "registration.late",
         f"Registrations arrive late in {part(late.late, late.told)} of {late.told:,} push requests, by "
-        f"{ms(late.median_ns)} at the median{why}.",
+        f"{spread(late.median_ns, late.p90_ns, late.late)}{why}.",
         Grade.EXPLAINED if why else Grade.MEASURED,
         stages.REGISTRATION_LATE, cause.total_ns, "registrations", late.examples,
     )  # fmt: skip
@@ -60,14 +63,14 @@ def router_waits(group: Group) -> Iterator[Finding]:
     seen = group.legs.get("held" if is_push else "between")
     if seen is None or seen.requests < LEAST_REQUESTS or seen.total_ns < SHARE * group.ttft_ns:
         return
-    share = f"{part(seen.total_ns, group.ttft_ns)} of the time to first token ({of(group)})"
-    each = f"{ms(seen.total_ns / seen.requests)} a request"
+    cost = f"{spread(seen.median_ns, seen.p90_ns, seen.requests)}, and {of_all(seen.total_ns, group)}"
+    which = f"{seen.requests:,} of {group.requests:,} requests ({of(group)})"
     if is_push:
         told = (
-            f"Answers go on only after P's reply, though D had made their first token before: {share} pass so, {each}."
+            f"Answers go on only after P's reply, though D had made their first token before: {which} wait so, {cost}."
         )
     else:
-        told = f"D hears of a request only after P's reply: that reply, dispatch and hop take {share}, {each}."
+        told = f"D hears of {which} only after P's reply: that reply, dispatch and hop take {cost}."
     yield finding(
         "router.waits", told, Grade.SUPPOSED if is_push else Grade.EXPLAINED,
         stages.PREFILL_REPLY if is_push else stages.ROUTER_DISPATCH, seen.total_ns, "causes", seen.examples,
@@ -85,7 +88,7 @@ def detection(group: Group) -> Iterator[Finding]:
     yield finding(
         "detection",
         f"D notices {ms(seen.median_ns)} after the KV has arrived (median of {seen.requests:,} requests in which "
-        f"the arrival is certain{pace}).",
+        f"the arrival is certain{pace}; {ms(seen.p90_ns)} at p90).",
         Grade.MEASURED, stages.DETECTION, seen.total_ns, "detection", seen.examples,
     )  # fmt: skip
 
@@ -101,8 +104,8 @@ def posting(group: Group) -> Iterator[Finding]:
     yield finding(
         "post.descriptors",
         f"Posting takes longer than the wire: {ms(post.post_ns / post.requests)} a request against at most "
-        f"{ms(post.wire_high_ns / post.requests)}, with {post.descriptors / post.transfers:,.0f} descriptors of "
-        f"{each:,.0f} bytes a transfer.",
+        f"{ms(post.wire_high_ns / post.requests)} on average (posts at p90: {ms(post.p90_ns)}), with "
+        f"{post.descriptors / post.transfers:,.0f} descriptors of {each:,.0f} bytes a transfer.",
         Grade.MEASURED, stages.POST, post.post_ns, "transfers", post.examples,
     )  # fmt: skip
 
@@ -152,7 +155,7 @@ def corruption(group: Group) -> Iterator[Finding]:
     if seen is not None and seen.requests:
         yield finding(
             CORRUPT,
-            f"In {seen.requests:,} requests ({of(group)}) D went on from other KV than P had computed, by the "
+            f"In {plural(seen.requests, 'request')} ({of(group)}) D went on from other KV than P had computed, by the "
             "checksums of both: their output is suspect.",
             Grade.MEASURED, stages.UNKNOWN, seen.total_ns, "integrity", seen.examples,
             "find out who wrote into the blocks: leases that ended, blocks used again, the transport",
@@ -196,7 +199,8 @@ def stragglers(facts: Facts) -> Iterator[Finding]:
         yield finding(
             "rank.last",
             f"Rank {one.rank} of {one.engine} is the one that the others wait for in "
-            f"{part(one.last, one.requests)} of {one.requests:,} requests, {ms(one.median_ns)} at the median.",
+            f"{part(one.last, one.requests)} of {one.requests:,} requests, "
+            f"{spread(one.median_ns, one.p90_ns, one.last)}.",
             # Slow in its post, on the wire, in noticing or in its steps: that others wait for it does not tell which.
             Grade.MEASURED, None, one.total_ns, "transfers", one.examples,
         )  # fmt: skip
@@ -220,8 +224,8 @@ def retries(facts: Facts) -> Iterator[Finding]:
     if retried.requests >= EVENTS:
         yield finding(
             "attempts.lost",
-            f"{retried.requests:,} requests are further attempts at others that were lost: {ms(retried.median_ns)} at "
-            "the median passed before they began.",
+            f"{retried.requests:,} requests are further attempts at others that were lost: before they began, "
+            f"{spread(retried.median_ns, retried.p90_ns, retried.requests)} had passed.",
             Grade.MEASURED, stages.ATTEMPT_LOST, retried.total_ns, "slowest_requests", retried.examples,
         )  # fmt: skip
 
@@ -231,7 +235,7 @@ def losses(facts: Facts) -> Iterator[Finding]:
     if facts.lost_records:
         yield Finding(
             "records.lost",
-            f"{facts.lost_records:,} records were lost; requests of that time may lack events.",
+            f"{plural(facts.lost_records, 'record was', 'records were')} lost; requests of that time may lack events.",
             Grade.MEASURED, stages.Class.UNATTRIBUTED.value, "a larger spool, a recorder that keeps up", 0, "drops", (),
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from kvtrace.findings.model import (
     Retried,
     Straggler,
 )
-from kvtrace.schema import median_ns
+from kvtrace.schema import median_ns, quantile_ns
 from kvtrace.splits import AFTER_REPLY
 from kvtrace.store import Store
 
@@ -43,7 +43,8 @@ WITH per_request AS (
   WHERE r.ttft_ns IS NOT NULL GROUP BY ALL HAVING cause_ns > 0
 )
 SELECT mode, scope, cause AS name, count(*) AS requests, sum(cause_ns)::BIGINT AS total_ns,
-  {median_ns("cause_ns")} AS median_ns, max_by(request_id, cause_ns, $examples) AS examples
+  {median_ns("cause_ns")} AS median_ns, {quantile_ns("cause_ns", 0.9)} AS p90_ns,
+  max_by(request_id, cause_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
@@ -57,7 +58,8 @@ WITH per_request AS (
   GROUP BY ALL HAVING spent_ns > 0
 )
 SELECT mode, scope, name, count(*) AS requests, sum(spent_ns)::BIGINT AS total_ns,
-  {median_ns("spent_ns")} AS median_ns, max_by(request_id, spent_ns, $examples) AS examples
+  {median_ns("spent_ns")} AS median_ns, {quantile_ns("spent_ns", 0.9)} AS p90_ns,
+  max_by(request_id, spent_ns, $examples) AS examples
 FROM per_request GROUP BY ALL
 """
 
@@ -70,6 +72,7 @@ FROM request ANTI JOIN under_way USING (request_key) GROUP BY ALL
 _LATE_SQL = f"""
 SELECT mode, scope, count(registration_late_ns) AS told, count(*) FILTER (registration_late_ns > 0) AS late,
   coalesce({median_ns("registration_late_ns", "registration_late_ns > 0")}, 0) AS median_ns,
+  coalesce({quantile_ns("registration_late_ns", 0.9, "registration_late_ns > 0")}, 0) AS p90_ns,
   coalesce(max_by(request_id, registration_late_ns, $examples), []) AS examples
 FROM request WHERE mode = 'push' AND ttft_ns IS NOT NULL GROUP BY ALL
 """
@@ -80,7 +83,7 @@ FROM segment AS s JOIN request AS r USING (request_key)
 WHERE s.cause = $late GROUP BY ALL
 """
 
-_POSTING_SQL = """
+_POSTING_SQL = f"""
 WITH spent AS (
   SELECT r.request_key, any_value(r.mode) AS mode, any_value(r.scope) AS scope, any_value(r.request_id) AS request_id,
     any_value(r.transfers) AS transfers, any_value(r.descriptors) AS descriptors,
@@ -91,8 +94,9 @@ WITH spent AS (
   WHERE r.ttft_ns IS NOT NULL AND r.transfers > 0 GROUP BY r.request_key
 )
 SELECT mode, scope, count(*) AS requests, sum(transfers)::BIGINT AS transfers, sum(post_ns)::BIGINT AS post_ns,
-  sum(greatest(high_ns - post_ns, 0))::BIGINT AS wire_high_ns, sum(descriptors)::BIGINT AS descriptors,
-  sum(moved_bytes)::BIGINT AS moved_bytes, max_by(request_id, post_ns, $examples) AS examples
+  {quantile_ns("post_ns", 0.9)} AS p90_ns, sum(greatest(high_ns - post_ns, 0))::BIGINT AS wire_high_ns,
+  sum(descriptors)::BIGINT AS descriptors, sum(moved_bytes)::BIGINT AS moved_bytes,
+  max_by(request_id, post_ns, $examples) AS examples
 FROM spent WHERE post_ns IS NOT NULL GROUP BY ALL
 """
 
@@ -106,7 +110,8 @@ WITH spent AS (
   SELECT *, detection_ns - doubt_ns AS proven_ns FROM spent WHERE doubt_ns <= $tight * detection_ns
 )
 SELECT mode, scope, count(*) AS requests, sum(proven_ns)::BIGINT AS total_ns,
-  {median_ns("proven_ns")} AS median_ns, max_by(request_id, proven_ns, $examples) AS examples
+  {median_ns("proven_ns")} AS median_ns, {quantile_ns("proven_ns", 0.9)} AS p90_ns,
+  max_by(request_id, proven_ns, $examples) AS examples
 FROM certain GROUP BY ALL
 """
 
@@ -119,7 +124,8 @@ FROM step WHERE tokens > 0 AND ended_ns IS NOT NULL
 _STRAGGLERS_SQL = f"""
 WITH counted AS (
   SELECT decode_engine AS engine, straggler_rank AS rank, count(*) AS last, sum(straggler_ns)::BIGINT AS total_ns,
-    {median_ns("straggler_ns")} AS median_ns, max_by(request_id, straggler_ns, $examples) AS examples
+    {median_ns("straggler_ns")} AS median_ns, {quantile_ns("straggler_ns", 0.9)} AS p90_ns,
+    max_by(request_id, straggler_ns, $examples) AS examples
   FROM request WHERE straggler_rank IS NOT NULL GROUP BY ALL
 )
 SELECT c.*, (sum(last) OVER (PARTITION BY engine))::BIGINT AS requests FROM counted AS c ORDER BY engine, rank
@@ -134,7 +140,7 @@ FROM request WHERE held_after_end_ns > 0
 
 _RETRIED_SQL = f"""
 SELECT count(*) AS requests, coalesce(sum(lost_ns), 0)::BIGINT AS total_ns,
-  coalesce({median_ns("lost_ns")}, 0) AS median_ns,
+  coalesce({median_ns("lost_ns")}, 0) AS median_ns, coalesce({quantile_ns("lost_ns", 0.9)}, 0) AS p90_ns,
   coalesce(max_by(request_id, lost_ns, $examples), []) AS examples
 FROM request WHERE lost_ns IS NOT NULL
 """

@@ -37,28 +37,33 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CauseFacts:
-    """One cause on the critical paths of a group: how often, how long (ns), and the ids with the most of it."""
+    """One cause on the critical paths of a group: how often, how long (ns), and the ids with the most of it.
+
+    A p90 lies between the two requests next to it, as a median does; 0 where nobody asked.
+    """
 
     requests: int
     total_ns: int
     median_ns: int
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Registrations of a push group: how many were told, how many late, by how much (median ns), what for."""
+    """Registrations of a push group: how many were told, how many late, by how much (ns: median, p90), what for."""
 
     told: int = 0
     late: int = 0
     median_ns: int = 0
     waited_for: Mapping[str, int] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """Requests of a group that waited for a post: time in it and on the wire at most (ns) on their paths, summed.
+    """Requests of a group that waited for a post: time in it (ns: sum, p90), at most on the wire (sum).
 
     Transfers, descriptors and bytes are those of all ranks, of which the path has the slowest only.
     """
@@ -70,22 +75,24 @@ class Posting:
     descriptors: int = 0
     moved_bytes: int = 0
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Arrivals noticed late: requests, the part of it that no bracket doubts (ns: sum, median), D's median step."""
+    """Arrivals noticed late: requests, what no bracket doubts of it (ns: sum, median, p90), D's median step."""
 
     requests: int = 0
     total_ns: int = 0
     median_ns: int = 0
     step_ns: int = 0
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank of one engine that the others wait for: in how many requests, and for how long (ns: sum, median)."""
+    """A rank of one engine that the others wait for: in how many requests, and for how long (ns: sum, median, p90)."""
 
     engine: str
     rank: int
@@ -94,6 +101,7 @@ class Straggler:
     total_ns: int
     median_ns: int
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +116,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """Requests that are further attempts at lost ones: how many, and the time before them (ns: sum, median), ids."""
+    """Requests that are further attempts at lost ones: how many, the time before them (ns: sum, median, p90), ids."""
 
     requests: int = 0
     total_ns: int = 0
     median_ns: int = 0
     examples: tuple[str, ...] = ()
+    p90_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

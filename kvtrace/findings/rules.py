@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from kvtrace import stages
 from kvtrace.findings import terms
 from kvtrace.findings.model import Finding, Grade, Group
-from kvtrace.verdict import ms
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A cause is worth a sentence once so many requests show it and it takes that share of all time to first token.
 
-    In the sentence, `seen` are the requests that show it, `all` those of the group, `median` and `part` its time.
+    In the sentence, `seen` are the requests that show it, `all` those of the group, `spread` and `part` its time.
     """
 
     cause: stages.Cause
@@ -33,22 +32,20 @@ class Rule:
         if seen.total_ns >= self.share * group.ttft_ns:
             told = self.sentence.format(
                 seen=f"{seen.requests:,}", all=f"{group.requests:,}", group=terms.of(group),
-                median=ms(seen.median_ns), part=terms.part(seen.total_ns, group.ttft_ns),
+                spread=terms.spread(seen.median_ns, seen.p90_ns, seen.requests),
+                part=terms.of_all(seen.total_ns, group),
             )  # fmt: skip
             name = self.name or self.cause.name
             yield terms.finding(name, told, self.grade, self.cause, seen.total_ns, "causes", seen.examples)
 
 
-_WAIT = "In {seen} of {all} requests ({group}) WHAT: {median} at the median, {part} of all time to first token."
+_WAIT = "In {seen} of {all} requests ({group}) WHAT: {spread}, and {part}."
 _SHORT = (
-    "SIDE is short of KV blocks, not of network: {seen} of {all} requests waited {median} (median) for blocks that no "
-    "computing request held."
+    "SIDE is short of KV blocks, not of network: {seen} of {all} requests ({group}) waited for blocks that no "
+    "computing request held, {spread}, and {part}."
 )
-_AGAIN = (
-    "In {seen} of {all} requests ({group}) D computes again the first token that P had sampled: {median} at the "
-    "median, {part} of the time to it."
-)
-_UNEXPLAINED = "{part} of the time to first token ({group}) is explained by nothing that was recorded."
+_AGAIN = _WAIT.replace("WHAT", "D computes again the first token that P had sampled")
+_UNEXPLAINED = _WAIT.replace("WHAT", "nothing that was recorded explains a part of the way to the first token")
 _WAITS = (
     (stages.STAGE_WAIT, "P has finished and its blocks ride behind P's next step to the sender"),
     (stages.SUBMIT_WAIT, "D's order to load rides behind D's step to its worker"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kvtrace import stages
 from kvtrace.findings.model import Finding, Grade, Group
+from kvtrace.verdict import ms
 
 LEAST_REQUESTS = 20  # fewer tell of themselves, not of a system
 SHARE = 0.10  # of all time to first token: less is not worth a sentence
@@ -21,6 +22,17 @@ def part(share: float, whole: float) -> str:
     """Return a share of a whole in percent; a small one is not called nothing."""
     percent = 100 * share / whole if whole else 0.0
     return f"{percent:.0f} %" if percent >= 1 or not percent else "<1 %"
+
+
+def spread(median_ns: float, p90_ns: float, requests: int) -> str:
+    """Return how long something took, and how unevenly: median and p90, where there are requests enough for one."""
+    told = f"{ms(median_ns)} at the median"
+    return f"{told}, {ms(p90_ns)} at p90" if requests >= LEAST_REQUESTS and p90_ns else told
+
+
+def of_all(time_ns: float, group: Group) -> str:
+    """Return a time as a part of the time to first token of all requests of a group."""
+    return f"{part(time_ns, group.ttft_ns)} of the time to first token of all {group.requests:,} together"
 
 
 def of(group: Group) -> str:

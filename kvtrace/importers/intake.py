@@ -15,6 +15,7 @@ from kvtrace.importers import aiperf, clients, dynamo, formats, lifecycle, vllm_
 from kvtrace.importers.identity import Known
 from kvtrace.importers.source import Source, open_source
 from kvtrace.store import Store, created, identity, revised
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -154,8 +155,10 @@ def _new_points(one: Imported, stored: set[Key]) -> list[Placed]:
 
 def _told(one: Imported, fresh: int) -> str:
     left = len(one.points) - fresh
-    known = f"; {left} of its points are there already" if left else ""
-    return f"{one.records} records of {one.format}, {one.joined} joined, {fresh} points added{known}"
+    known = f"; {left:,} of its points {'is' if left == 1 else 'are'} there already" if left else ""
+    return (
+        f"{plural(one.records, 'record')} of {one.format}, {one.joined} joined, {plural(fresh, 'point')} added{known}"
+    )
 
 
 # Writing -------------------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ def _facts(store: Store, imported: list[Imported]) -> dict[str, str]:
     added = {} if "created_ns" in facts else {"created_ns": str(time.time_ns())}
     for one in imported:
         name = f"imported.{one.format}"
-        said = f"{one.source.name}: {one.records} records"
+        said = f"{one.source.name}: {plural(one.records, 'record')}"
         added[name] = ", ".join(filter(None, [added.get(name, facts.get(name)), said]))
     return added
 

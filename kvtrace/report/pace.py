@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.report.style import milliseconds, percent, plural
+from kvtrace.report.style import milliseconds, percent
 from kvtrace.stages import DECODE_MIXED, UNKNOWN
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from kvtrace.report.selection import Explained

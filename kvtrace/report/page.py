@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from kvtrace.report import pace, sentences, tables
-from kvtrace.report.style import fitted, plural, printable, prose, size
+from kvtrace.report import pace, sentences, tables, totals
+from kvtrace.report.style import fitted, printable, prose, size
 from kvtrace.report.waterfall import waterfall
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvtrace.report.selection import Explained
+    from kvtrace.totals import Total
 
 Row = dict[str, Any]
 
@@ -68,6 +70,9 @@ def print_population(summary: Row, facts: Mapping[str, str], name: str, console:
     _say(_told(facts), console, style="dim")
     _say(sentences.load_sentence(summary["load"]), console)
     _print_findings(summary["findings"], console)
+    if told := sentences.findings_sentence(summary["findings_basis"], summary["findings"]):
+        console.print()
+        _say(told, console)
     for group in summary["groups"]:
         console.print()
         _print_group(group, console)
@@ -77,14 +82,25 @@ def print_population(summary: Row, facts: Mapping[str, str], name: str, console:
         _say(AROUND_NOTE, console, style="dim")
 
 
+def print_totals(found: Sequence[Total], console: Console) -> None:
+    """Print vLLM's own totals beside the store's, first which of them differ and why."""
+    console.print()
+    for line in totals.sentences(found):
+        _say(printable(line), console)
+    console.print(tables.totals(list(found)))
+
+
 def _print_findings(findings: list[Row], console: Console) -> None:
     """Print what the run's numbers say, most time at stake first, each with where to look and what kind of remedy."""
     for number, finding in enumerate(findings, 1):
         console.print()
         _say(f"{number}. {finding['sentence']} ({finding['grade']})", console)
         _print_line(f"   See: {finding['command']}", console)
+        if finding["example_command"]:
+            _print_line(f"   See: {finding['example_command']}", console)
         if finding["examples"]:
-            examples = ", ".join(fitted(name, 44, console) for name in finding["examples"])
+            # As wide as a line, since an id that is cut cannot be copied.
+            examples = ", ".join(fitted(name, console.width - 4, console) for name in finding["examples"])
             _say(f"   Requests: {examples}", console, style="dim")
         if finding["remedy"]:
             _say(f"   Supposed, not measured: {finding['kind']}; what usually helps: {finding['remedy']}.", console)
@@ -95,6 +111,7 @@ def _print_group(group: Row, console: Console) -> None:
     scope = sentences.SCOPES.get(group["scope"], "seen from an unnamed place")
     _say(f"{group['mode']}, scope {group['scope']} ({scope}): {verdicts}", console, style="bold")
     _say(sentences.population_sentence(group), console)
+    _say(sentences.contact_sentence(group), console)
     if not group["with_first_token"]:
         return
     blocks = [tables.percentiles(group), tables.population_causes(group, console)]

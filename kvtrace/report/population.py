@@ -14,15 +14,17 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.findings import checks, gather, rates
+from kvtrace.findings import checks, gather, rates, terms
 from kvtrace.messages import command_line
 from kvtrace.report import tpot
 from kvtrace.schema import median_ns
+from kvtrace.stages import HANDSHAKE
 from kvtrace.verdict import UNDER_WAY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from kvtrace.findings.model import Finding
     from kvtrace.store import Store
 
 Row = dict[str, Any]
@@ -62,7 +64,9 @@ SELECT scope, mode, count(*) AS requests,
   sum(compute_queue_ns)::BIGINT AS compute_queue_ns,
   sum(coordination_ns)::BIGINT AS coordination_ns,
   sum(transfer_ns)::BIGINT AS transfer_ns,
-  sum(unattributed_ns)::BIGINT AS unattributed_ns
+  sum(unattributed_ns)::BIGINT AS unattributed_ns,
+  sum(coalesce(transfer_low_ns, transfer_ns))::BIGINT AS transfer_low_ns,
+  sum(coalesce(transfer_high_ns, transfer_ns))::BIGINT AS transfer_high_ns
 FROM ranked
 WHERE rank BETWEEN floor(round(greatest($low, 0) * last_rank, 6)) AND ceil(round(least($high, 1) * last_rank, 6))
 GROUP BY ALL
@@ -84,6 +88,18 @@ SELECT scope, mode, cause, class,
   count(*) AS requests
 FROM per_request JOIN total USING (scope, mode)
 GROUP BY ALL ORDER BY scope, mode, total_ns DESC, cause
+"""
+
+# The first contact of a pair comes once: what the requests that paid for it took, and the percentiles of the others.
+_CONTACT_SQL = """
+WITH paid AS (
+  SELECT request_key, sum(end_ns - start_ns)::BIGINT AS paid_ns FROM segment WHERE cause = $handshake
+  GROUP BY request_key HAVING paid_ns > 0
+)
+SELECT scope, mode, count(paid_ns) AS requests, max(paid_ns) AS longest_ns,
+  quantile_cont(ttft_ns, [0.5, 0.9, 0.99]) FILTER (paid_ns IS NULL) AS others_ttft_ns
+FROM request LEFT JOIN paid USING (request_key) WHERE ttft_ns IS NOT NULL
+GROUP BY ALL HAVING count(paid_ns) BETWEEN 1 AND count(*) - 1
 """
 
 _HIDDEN_SQL = f"""
@@ -124,6 +140,7 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
     percentiles = _grouped(store.rows(_PERCENTILES_SQL, {}))
     causes = _grouped(store.rows(_CAUSES_SQL, {}))
     hidden = _grouped(store.rows(_HIDDEN_SQL, {}))
+    contacts = _grouped(store.rows(_CONTACT_SQL, {"handshake": HANDSHAKE.name}))
     worst = _grouped(store.rows(_WORST_SQL, {"count": WORST_REQUESTS}))
     shares = {
         name: _grouped(store.rows(_SHARES_SQL, {"low": quantile - half, "high": quantile + half}))
@@ -140,11 +157,10 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
                 "requests": sum(row["requests"] for row in counts),
                 "with_first_token": sum(row["timed"] for row in counts),
                 "verdicts": {row["verdict"]: row["requests"] for row in counts},
-                "ttft_ns": {
-                    name: None if value is None else round(value)
-                    for (name, _, _), value in zip(AROUND, quantiles, strict=True)
-                },
+                "ttft_ns": _percentiles(quantiles),
                 "shares": {name: _shares(shares[name].get(group)) for name, _, _ in AROUND},
+                "transfer_bounds": {name: _bounds(shares[name].get(group)) for name, _, _ in AROUND},
+                "first_contact": _first_contact(contacts.get(group)),
                 "causes": causes.get(group, []),
                 "hidden": hidden.get(group, []),
                 "worst": worst.get(group, []),
@@ -152,15 +168,41 @@ def summary(store: Store, facts: Mapping[str, str]) -> Row:
         )
     groups.sort(key=lambda group: (-group["with_first_token"], -group["requests"]))
     kept_up = load(store, facts)
+    found = [_finding(store, one) for one in checks.findings(gather.gather(store, kept_up))]
     return {
         "requests": sum(group["requests"] for group in groups),
         "groups": groups,
         "pace": tpot.summary(store),
         "load": kept_up,
-        "findings": [
-            {**asdict(finding), "command": command_line("sql", store.path, finding.query)}
-            for finding in checks.findings(gather.gather(store, kept_up))
-        ],
+        "findings": found,
+        "findings_basis": basis(groups),
+    }
+
+
+def basis(groups: Sequence[Row]) -> Row:
+    """Return over which requests findings about waiting can be: those of groups that are large enough, and how many.
+
+    `groups` are those of `summary`; `largest_group` counts the requests with a first token of the largest.
+    """
+    timed = [group["with_first_token"] for group in groups]
+    return {
+        "requests": sum(group["requests"] for group in groups),
+        "judged_requests": sum(
+            group["requests"] for group in groups if group["with_first_token"] >= terms.LEAST_REQUESTS
+        ),
+        "largest_group": max(timed, default=0),
+        "least_requests": terms.LEAST_REQUESTS,
+    }
+
+
+def _finding(store: Store, finding: Finding) -> Row:
+    """Return a finding with the commands that show more: its query, and the request that shows it most."""
+    example = next((name for name in finding.examples if name and "\0" not in name), None)
+    dashes = ["--"] if example is not None and example.startswith("-") else []
+    return {
+        **asdict(finding),
+        "command": command_line("sql", store.path, finding.query),
+        "example_command": command_line("explain", store.path, *dashes, example) if example is not None else None,
     }
 
 
@@ -190,6 +232,34 @@ def _shares(rows: list[Row] | None) -> Row | None:
     whole = row["ttft_ns"]
     parts = {kind: row[column] / whole if whole else 0.0 for kind, column in CLASSES.items()}
     return {"requests": row["requests"], **parts}
+
+
+def _bounds(rows: list[Row] | None) -> Row | None:
+    """Return the least and the most part of the TTFT around one percentile that was transfer (0 to 1)."""
+    if not rows:
+        return None
+    row = rows[0]
+    whole = row["ttft_ns"]
+    return {name: row[f"transfer_{name}_ns"] / whole if whole else 0.0 for name in ("low", "high")}
+
+
+def _percentiles(quantiles: Sequence[float | None]) -> Row:
+    """Return quantiles in ns by the names of `AROUND`, None for those of no request."""
+    return {
+        name: None if value is None else round(value) for (name, _, _), value in zip(AROUND, quantiles, strict=True)
+    }
+
+
+def _first_contact(rows: list[Row] | None) -> Row | None:
+    """Return how many requests waited in a handshake, for how long at most, and the percentiles of the others."""
+    if not rows:
+        return None
+    row = rows[0]
+    return {
+        "requests": row["requests"],
+        "longest_ns": row["longest_ns"],
+        "others_ttft_ns": _percentiles(row["others_ttft_ns"]),
+    }
 
 
 def _stated_rate_hz(workload: str) -> float | None:

@@ -6,9 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.findings.terms import SHARE
-from kvtrace.report.style import milliseconds, percent, plural
-from kvtrace.stages import CAUSE_BY_NAME, Class
+from kvtrace.report import bracket
+from kvtrace.report.style import milliseconds, percent
+from kvtrace.stages import CAUSE_BY_NAME, DETECTION, Class
 from kvtrace.verdict import NO_HANDOFF, UNDER_WAY, VERDICTS
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +37,8 @@ _NEEDED = {
 }
 _UNNEEDED = frozenset((("prefill_engine", NO_HANDOFF),))
 """What a verdict does without: D serves some requests alone."""
+CONTACT_PART = 0.05
+"""Of a percentile: if first contact moves none further, nothing is said of it."""
 _OWNERS = {"client": "the client's", "prefill": "P's", "decode": "D's", "router": "the router's"}
 
 
@@ -62,7 +66,8 @@ def explanation(explained: Explained) -> str:
     told = f"Of {total} ms to the first token, {SCOPES.get(request['scope'], 'seen from an unnamed place')}, "
     told += f"{_listed(parts)}; " if parts else ""
     told += _rest(request["unattributed_ns"], ttft_ns)
-    return " ".join(filter(None, [told, _longest_wait(causes, ttft_ns), _verdict(request)]))
+    doubt = bracket.sentence(request, {cause for cause, _ in causes})
+    return " ".join(filter(None, [told, doubt, _longest_wait(causes, request), _verdict(request)]))
 
 
 def cause_times(segments: Sequence[Row]) -> dict[tuple[str, str], int]:
@@ -90,7 +95,9 @@ def remedy(explained: Explained, saturated: bool) -> str | None:
     if waits[0][1] < SHARE * (explained.request["ttft_ns"] or 0):
         return None
     cause = CAUSE_BY_NAME[waits[0][0]]
-    return f"Supposed, not measured: against {phrase(cause.name)} this usually helps: {cause.remedy}."
+    is_doubted = _is_doubted(cause.name, cause_times(explained.segments), explained.request)
+    doubted = ", and as far as it was not the wire" if is_doubted else ""
+    return f"Supposed, not measured{doubted}: against {phrase(cause.name)} this usually helps: {cause.remedy}."
 
 
 def population_sentence(group: Row) -> str:
@@ -103,7 +110,49 @@ def population_sentence(group: Row) -> str:
         return f"The one request had its first token after {only} ms: {_mix(group, 'p50')}"
     median, tail = (milliseconds(group["ttft_ns"][name]) for name in ("p50", "p99"))
     told = f"Half of {timed:,} requests had their first token within {median} ms, 99 % within {tail} ms. "
-    return f"{told}Around the median {_mix(group, 'p50')} Around p99 {_mix(group, 'p99')}"
+    told += f"Around the median {_mix(group, 'p50')} Around p99 {_mix(group, 'p99')}"
+    return f"{told} {bracket.NOTE}" if any(bracket.of_group(group, name) for name in ("p50", "p99")) else told
+
+
+def findings_sentence(basis: Row, findings: Sequence[Row]) -> str | None:
+    """Return over how many requests no finding passed, and how many could not be judged; None where that goes without.
+
+    `basis` is that of `kvtrace.report.population`.
+    """
+    requests, judged, least = basis["requests"], basis["judged_requests"], basis["least_requests"]
+    none = "No finding passed its threshold, over "
+    few = f"Findings about waiting need {least} requests of one mode and scope with a first token"
+    if not judged:
+        told = "" if findings else f"{none}{plural(requests, 'request')}. "
+        return (
+            f"{told}{few}, and the largest such group has {basis['largest_group']}: that none is listed does not mean "
+            "that nothing was waited for. Only failures and losses are told of fewer."
+        )
+    if findings:
+        return None
+    if judged == requests:
+        return f"{none}{plural(requests, 'request')}."
+    return f"{none}{judged:,} of {plural(requests, 'request')}. {few}; the other {requests - judged:,} are too few."
+
+
+def contact_sentence(group: Row) -> str | None:
+    """Return how many requests paid for the first contact of their pair, and the percentiles of the others.
+
+    None where no percentile moves by `CONTACT_PART`.
+    """
+    contact = group["first_contact"]
+    if contact is None:
+        return None
+    before, after = group["ttft_ns"], contact["others_ttft_ns"]
+    if all(abs(before[name] - after[name]) < CONTACT_PART * before[name] for name in after):
+        return None
+    pairs = "its pair" if contact["requests"] == 1 else "their pairs"
+    scale_ns = before["p50"]
+    others = ", ".join(f"{name} {milliseconds(time_ns, scale_ns)} ms" for name, time_ns in after.items())
+    return (
+        f"{contact['requests']:,} of these requests paid for the first contact of {pairs} (handshake, "
+        f"{milliseconds(contact['longest_ns'], scale_ns)} ms at most). TTFT of the others: {others}."
+    )
 
 
 def load_sentence(load: Row | None) -> str | None:
@@ -121,10 +170,11 @@ def load_sentence(load: Row | None) -> str | None:
 def _mix(group: Row, percentile: str) -> str:
     shares = group["shares"][percentile]
     compute = shares["compute.run"] + shares["compute.queue"]
+    bounds = f" ({told})" if (told := bracket.of_group(group, percentile)) else ""
     queued = f" ({percent(shares['compute.queue'], 1)} queued)" if shares["compute.queue"] else ""
     return (
         f"{percent(compute, 1)} was compute{queued}, {percent(shares['coordination'], 1)} coordination, "
-        f"{percent(shares['transfer'], 1)} transfer, {percent(shares['unattributed'], 1)} unattributed."
+        f"{percent(shares['transfer'], 1)} transfer{bounds}, {percent(shares['unattributed'], 1)} unattributed."
     )
 
 
@@ -152,11 +202,18 @@ def _rest(unattributed_ns: int, ttft_ns: int) -> str:
     return f"{milliseconds(unattributed_ns, ttft_ns)} ms ({percent(unattributed_ns, ttft_ns)}) is unattributed."
 
 
-def _longest_wait(causes: Mapping[tuple[str, str], int], ttft_ns: int) -> str | None:
+def _longest_wait(causes: Mapping[tuple[str, str], int], request: Row) -> str | None:
     for (name, kind), spent in causes.items():
         if kind != Class.RUN.value and spent and name in CAUSE_BY_NAME:
-            return f"Its longest wait was {phrase(name)}, {milliseconds(spent, ttft_ns)} ms: {_continued(name)}"
+            took = f"{milliseconds(spent, request['ttft_ns'])} ms"
+            took += " at most" if _is_doubted(name, causes, request) else ""
+            return f"Its longest wait was {phrase(name)}, {took}: {_continued(name)}"
     return None
+
+
+def _is_doubted(cause: str, causes: Mapping[tuple[str, str], int], request: Row) -> bool:
+    """Return whether much of the cause's time may have been the wire."""
+    return cause == DETECTION.name and bracket.of_request(request, {name for name, _ in causes})[0] is not None
 
 
 def _continued(cause: str) -> str:

@@ -140,11 +140,6 @@ def prose(text: str, console: Console) -> str:
     return "\n".join(textwrap.wrap(bound, console.width, break_on_hyphens=False)).replace(_TIE, " ")
 
 
-def plural(count: int, noun: str) -> str:
-    """Return the count with its noun: 1 request, 2 requests."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def size(number_bytes: int) -> str:
     """Return a number of bytes in the decimal unit that suits it."""
     value = float(number_bytes)

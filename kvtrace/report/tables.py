@@ -9,10 +9,12 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from kvtrace.report import bracket
 from kvtrace.report.population import AROUND
 from kvtrace.report.sentences import cause_times
-from kvtrace.report.style import colour, fitted, glyph, milliseconds, percent, plural
+from kvtrace.report.style import colour, fitted, glyph, milliseconds, percent
 from kvtrace.stages import CAUSE_BY_NAME, Class
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +38,9 @@ _CAUSE_COLUMNS_CELLS = 47
 _CLASS_COLUMN_CELLS = 16
 _WAITED_FOR_CELLS_MIN = 10
 _WAITED_FOR_CELLS_MAX = 48
+# What was waited for is wrapped; beyond about so many lines it is counted.
+_WAITED_FOR_LINES = 3
+_WAITED_FOR_WORDS_CELLS_MAX = 160
 
 # Label, class of the glyph, column of the request, key in a group's shares.
 _SHARE_ROWS: tuple[tuple[str, str | None, str], ...] = (
@@ -77,7 +82,8 @@ def request_causes(explained: Explained, console: Console) -> Table:
     medium, wide = console.width >= _MEDIUM_COLUMNS, console.width >= _WIDE_COLUMNS
     taken = _CAUSE_COLUMNS_CELLS + (_CLASS_COLUMN_CELLS if medium else 0)
     room = min(_WAITED_FOR_CELLS_MAX, max(_WAITED_FOR_CELLS_MIN, console.width - taken))
-    table = _table("cause", ("ms", "right"), ("%", "right"), *(["class"] if medium else []), "waited for")
+    table = _table("cause", ("ms", "right"), ("%", "right"), *(["class"] if medium else []))
+    table.add_column("waited for", overflow="fold", min_width=_WAITED_FOR_CELLS_MIN, max_width=room)
     if wide:
         table.add_column("what that is", overflow="fold", ratio=1)
     for (cause, kind), time_ns in cause_times(explained.segments).items():
@@ -86,12 +92,24 @@ def request_causes(explained: Explained, console: Console) -> Table:
             milliseconds(time_ns, ttft_ns),
             percent(time_ns, ttft_ns),
             *([kind] if medium else []),
-            Text(fitted(", ".join(waited_for.get((cause, kind), {})), room, console)),
+            Text(_some(list(waited_for.get((cause, kind), {})), _WAITED_FOR_LINES * room, console)),
         ]
         if wide:
             row.append(CAUSE_BY_NAME[cause].doc if cause in CAUSE_BY_NAME else "")
         table.add_row(*row)
     return table
+
+
+def _some(names: list[str], cells: int, console: Console) -> str:
+    """Return the first names, each whole, that have room in so many cells, and how many others there are."""
+    shown: list[str] = []
+    for name in names:
+        told = fitted(name, max(cells, _WAITED_FOR_WORDS_CELLS_MAX), console)
+        if shown and cell_len(", ".join([*shown, told])) > cells:
+            break
+        shown.append(told)
+    left = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {left:,} more" if left else "")
 
 
 def percentiles(group: Row) -> Table:
@@ -105,6 +123,8 @@ def percentiles(group: Row) -> Table:
     for label, kind, _ in _SHARE_ROWS:
         kinds = [kind] if kind is not None else [Class.RUN.value, Class.QUEUE.value]
         table.add_row(label, *(percent(sum(group["shares"][name][part] for part in kinds), 1) for name, _, _ in AROUND))
+        if kind == Class.TRANSFER.value and any(bounds := [bracket.of_group(group, name) for name, _, _ in AROUND]):
+            table.add_row("  between", *bounds, style="dim")
     table.add_row("requests", *(f"{group['shares'][name]['requests']:,}" for name, _, _ in AROUND), style="dim")
     return table
 

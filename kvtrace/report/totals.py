@@ -6,13 +6,16 @@ import json
 from typing import TYPE_CHECKING
 
 from kvtrace.legs import base_ids
-from kvtrace.totals import SILENT, Recorded, Total, compare
+from kvtrace.totals import SILENT, UNEXPLAINED, Recorded, Total, compare
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvtrace.store import Store
 
+TOTALS_NAMED = 3
+"""Of totals that differ for one reason so many are named; the table has all."""
 FACT = "metrics."
 """Facts of a run by this name and an engine's id hold what that engine's `/metrics` said, as JSON."""
 
@@ -102,16 +105,30 @@ def _was_left(exchanges: Sequence[tuple[int, str]], finished_ns: int) -> bool:
     return next((what for _, what in exchanges[begun:] if what != "received"), "") == "disconnected"
 
 
-def sentence(found: Sequence[Total]) -> str:
-    """Return one line about the comparison, and whose totals are not in it."""
+def sentences(found: Sequence[Total]) -> list[str]:
+    """Return what the comparison says: how many totals differ, for each reason which ones, and whose are not known."""
     compared = [one for one in found if one.why != SILENT]
-    apart = [one for one in compared if not one.agrees]
-    unexplained = [one for one in apart if not one.is_explained]
-    told = f"vLLM's /metrics and the store agree in {len(compared) - len(apart)} of {len(compared)} totals"
-    if unexplained:
-        first = unexplained[0]
-        told += f"; {len(unexplained)} differ without explanation, {first.name} of {first.engine} among them"
-    elif apart:
-        told += ", and each other one is explained"
-    silent = sorted({one.engine for one in found if one.why == SILENT})
-    return told + (f"; those of {', '.join(silent)} are not known" if silent else "")
+    apart: dict[str, list[Total]] = {}
+    for one in compared:
+        if not one.agrees:
+            apart.setdefault(one.why, []).append(one)
+    count = sum(map(len, apart.values()))
+    told = f"vLLM's /metrics and the store agree in {len(compared) - count} of {plural(len(compared), 'total')}"
+    told += f"; {count} {'differs' if count == 1 else 'differ'}: " if count else "."
+    reasons = []
+    # What nothing explains comes first: one of the two has then lost or doubled something.
+    for why, totals in sorted(apart.items(), key=lambda item: item[0] != UNEXPLAINED):
+        named = ", ".join(f"{one.name} of {one.engine} ({_counts(one)})" for one in totals[:TOTALS_NAMED])
+        more = f" and {len(totals) - TOTALS_NAMED} more" if len(totals) > TOTALS_NAMED else ""
+        reasons.append(f"{named}{more}, {'without explanation' if why == UNEXPLAINED else f'because {why}'}.")
+    lines = [told + "".join(reasons)] if len(reasons) < 2 else [told.rstrip(), *reasons]
+    if silent := sorted({one.engine for one in found if one.why == SILENT}):
+        lines.append(
+            f"The totals of {', '.join(silent)} are not known: /metrics did not answer before and after the load."
+        )
+    return lines
+
+
+def _counts(one: Total) -> str:
+    theirs = "none" if one.vllm is None else f"{one.vllm:,}"
+    return f"vLLM {theirs}, the store {one.kvtrace:,}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvtrace import stages
 from kvtrace.schema.kept import KEPT
-from kvtrace.schema.shape import Column, Table, View, median_ns, quoted, text
+from kvtrace.schema.shape import Column, Table, View, median_ns, quantile_ns, quoted, text
 from kvtrace.schema.tables import ANSWERS, TABLE_BY_NAME, TABLES, WORKED_OUT
 from kvtrace.schema.views import VIEWS
 
@@ -26,6 +26,7 @@ __all__ = [
     "View",
     "ddl",
     "median_ns",
+    "quantile_ns",
     "quoted",
     "text",
     "view_ddl",

@@ -58,4 +58,9 @@ def median_ns(times: str, where: str = "TRUE") -> str:
 
     It lies between the two in the middle, as in all of `queries/`, rounded to whole ns.
     """
-    return f"(quantile_cont({times}, 0.5) FILTER ({where}))::BIGINT"
+    return quantile_ns(times, 0.5, where)
+
+
+def quantile_ns(times: str, quantile: float, where: str = "TRUE") -> str:
+    """Return SQL for a quantile (0 to 1) of an expression in ns, as `median_ns` does for the median."""
+    return f"(quantile_cont({times}, {quantile}) FILTER ({where}))::BIGINT"

@@ -30,7 +30,7 @@ def test_budget_slots_and_blocks_are_told_apart() -> None:
 
     turn = {"the scheduler's next turn": 1}
     assert waited_ms(budget, "decode.queue") == pytest.approx(
-        {"the token budget: step 5 takes 2048 tokens of 3 requests": 29.8} | turn
+        {"the token budget: step 5 takes 2,048 tokens of 3 requests": 29.8} | turn
     )
     assert waited_ms(slots, "decode.queue") == pytest.approx(
         {"a batch slot: step 5 makes tokens of 16 requests": 29.8} | turn
