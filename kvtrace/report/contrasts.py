@@ -8,7 +8,8 @@ from kvtrace.findings.terms import LEAST_REQUESTS
 from kvtrace.intervals import BLOCKS, CONFIDENCE
 from kvtrace.report.comparison import ASKED, FEW, SATURATED, SIDES, WAITED
 from kvtrace.report.sentences import phrase
-from kvtrace.report.style import NS_PER_MS, milliseconds, percent, plural, printable
+from kvtrace.report.style import NS_PER_MS, milliseconds, percent, printable
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
