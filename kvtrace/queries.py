@@ -24,7 +24,7 @@ _COLUMN = re.compile(rf"-- (\w+)\s+({_TYPES})\s+(\S.*)")
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Time to first token": (
         *("ttft_shares", "shares_by_class", "causes", "hidden_work", "slowest_requests", "ttft_by_length"),
-        *("ttft_by_pair", "ttft_over_time", "goodput", "goodput_over_time", "offered_over_time"),
+        *("ttft_by_concurrency", "ttft_by_pair", "ttft_over_time", "goodput", "goodput_over_time", "offered_over_time"),
     ),
     "The hand-off": (
         *("scenarios", "registrations", "handshakes", "transfers", "transfers_by_rank", "posting", "descriptors"),

@@ -54,7 +54,7 @@ def board() -> Board:
         VARIABLES,
         {
             "This run": [*shares.run(), *shares.findings()],
-            "Where the time to first token goes": shares.ttft(),
+            "Where the time to first token goes": [*shares.ttft(), *shares.groups()],
             "Push against pull, and the targets": [*shares.modes(), *shares.registrations()],
             "What requests wait for": [*waits.causes(), *waits.unseen()],
             "Transfers": [*waits.transfers(), *waits.by_engine(), *waits.peers()],
