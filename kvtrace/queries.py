@@ -28,7 +28,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "The hand-off": (
         *("scenarios", "registrations", "handshakes", "transfers", "transfers_by_rank", "posting", "descriptors"),
-        *("detection", "detection_spread", "blocks", "leases", "failures", "integrity", "verdicts_over_time"),
+        *("detection", "detection_spread", "blocks", "leases", "failures", "failures_over_time", "integrity"),
+        "verdicts_over_time",
     ),
     "After the first token": ("tpot", "tpot_over_time", "itl_parts", "blamed"),
     "Engines": ("engines", "steps", "steps_over_time", "queues_over_time"),

@@ -210,6 +210,34 @@ def test_what_is_under_way_has_neither_ended_nor_failed(path: Path) -> None:
     assert ("incomplete", 2) in {(row["what"], row["count"]) for row in ask(path, "failures")}
 
 
+def test_failures_over_time(path: Path) -> None:
+    """The pair with p1 goes bad in second 2; what has no hand-off has not failed, and what is under way has not yet."""
+    sample = Sample(facts={"recorder.state": "recording"})
+    sample.add("r1", PUSH_PATH, start_ms=100)
+    sample.add("r2", PUSH_PATH, start_ms=200, **PULL)
+    sample.add("r3", PUSH_PATH, start_ms=2000, verdict="no handoff", transfers=0)
+    sample.add("r4", PUSH_PATH, start_ms=2100, **PULL)
+    sample.add("r5", PUSH_PATH, start_ms=2300, verdict="failed", **PULL)
+    sample.add("r6", PUSH_PATH, start_ms=2200, verdict="failed", **PULL)
+    sample.add("r7", PUSH_PATH, start_ms=2400, verdict="expired", **PULL)
+    sample.add("r8", (), start_ms=2400)
+    sample.write(path)
+
+    rows = ask(path, "failures_over_time", **BUCKET)
+
+    assert [(second(r["ts"]), r["prefill_engine"], r["requests"], r["failed_requests"]) for r in rows] == [
+        (0, "p0", 1, 0),
+        (0, "p1", 1, 0),
+        (2, "p0", 1, 0),
+        (2, "p1", 4, 3),
+    ]
+    assert [(r["failed_share"], r["transfers"], r["verdict"], r["example"]) for r in rows[2:]] == [
+        (0, 0, None, None),
+        (0.75, 4, "failed", "r6"),
+    ]
+    assert ask(path, "failures_over_time", mode="pull", from_ns=START_NS + SECOND_NS, **BUCKET) == rows[3:]
+
+
 def test_verdicts_over_time(path: Path) -> None:
     write(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.dashboards.handoff.columns import (
     COORDINATION,
     MODE,
+    PAIR,
     QUEUE,
     REQUESTS,
     RUN,
@@ -105,6 +106,20 @@ def trouble() -> list[Panel]:
                 Column("engine"),
                 Column("count", width=80),
                 Column("last_at", "last"),
+                Column("example"),
+            ],
+            width=12,
+        ),
+        table(
+            "Failures by pair",
+            "see since when requests of a pair of engines go wrong",
+            "failures_over_time",
+            [
+                Column("ts", "from"),
+                *PAIR,
+                REQUESTS,
+                Column("failed_share", "failed, of all", "percentunit", VERMILION, bar=True),
+                Column("verdict"),
                 Column("example"),
             ],
             width=12,
