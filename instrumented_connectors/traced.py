@@ -43,7 +43,7 @@ class Traced:
         if not tracer.enabled:
             return
         try:
-            attach(self, vllm_config, tracer, self.kvtrace_mode)
+            attach(self, vllm_config, kv_cache_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
             tracer.disable("attach", error)
         if os.environ.get(_PROFILE_VARIABLE):
@@ -59,12 +59,14 @@ def _profile(connector: Any, vllm_config: Any, tracer: Tracer) -> None:
         _log.warning("kvtrace: no profiles of this process, serving goes on: %s: %s", type(error).__name__, error)
 
 
-def attach(connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:
+def attach(connector: Any, vllm_config: Any, kv_cache_config: Any, tracer: Tracer, mode: str) -> None:
     """Watch a connector that has just been constructed, in the role that it has."""
     config = connector.kv_transfer_config
     sampling = Sampling.from_environment()
     if connector.connector_scheduler is not None:
         _state("core", connector, vllm_config, tracer, mode)
+        for name, value in _limits(vllm_config, kv_cache_config).items():
+            tracer.fact(name, str(value))
         SchedulerSide(tracer, producer=config.kv_role == "kv_producer").attach(connector)
         if sampling.rate:
             BlockNews(tracer, sampling).attach(connector)
@@ -128,6 +130,24 @@ def _state(kind: str, connector: Any, vllm_config: Any, tracer: Tracer, mode: st
         facts["untested"] = "1"
     for name, value in facts.items():
         tracer.fact(name, str(value))
+
+
+def _limits(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
+    """Return what bounds a step and the requests under way, by fact; what a release does not say is left out."""
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    # Where vLLM has a limit narrower than the one of its flag, the scheduler goes by that.
+    tokens, requests = (
+        next((found for name in names if (found := getattr(scheduler, name, None))), None)
+        for names in (
+            ("max_num_scheduled_tokens", "max_num_batched_tokens"), ("max_num_active_seqs", "max_num_seqs")
+        )
+    )  # fmt: skip
+    known = {
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": requests,
+        "kv_blocks": getattr(kv_cache_config, "num_blocks", None),
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def _nixl_version() -> str:

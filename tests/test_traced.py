@@ -86,6 +86,33 @@ def test_a_scheduler_has_its_hooks_watched_and_states_its_facts(memory: doubles.
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("narrower", "limits"),
+    [
+        ({}, ("2048", "16", "900")),
+        ({"max_num_scheduled_tokens": 1024, "max_num_active_seqs": 8}, ("1024", "8", "900")),
+        ({"max_num_scheduled_tokens": None, "max_num_active_seqs": None}, ("2048", "16", "900")),
+    ],
+    ids=["by its flags", "by narrower limits", "by its flags, where a release knows of narrower limits"],
+)
+def test_a_scheduler_states_its_limits(
+    memory: doubles.Memory, narrower: dict[str, int | None], limits: tuple[str, ...]
+) -> None:
+    scheduler = SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=16, **narrower)
+    NixlPushConnector(
+        SimpleNamespace(**vars(CONFIG), scheduler_config=scheduler), "scheduler", SimpleNamespace(num_blocks=900)
+    )
+
+    assert tuple(memory.facts[name] for name in ("max_num_batched_tokens", "max_num_seqs", "kv_blocks")) == limits
+
+
+def test_a_scheduler_that_says_no_limits_is_watched_all_the_same(memory: doubles.Memory) -> None:
+    NixlPushConnector(CONFIG, "scheduler", "cache")
+
+    assert memory.enabled
+    assert not {"max_num_batched_tokens", "max_num_seqs", "kv_blocks"} & set(memory.facts)
+
+
 def test_a_worker_has_its_hooks_its_agent_and_its_sender_watched(memory: doubles.Memory) -> None:
     connector = NixlPushConnector(CONFIG, "worker", "cache")
     inner = connector.connector_worker

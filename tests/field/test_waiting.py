@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvtrace import division, stages
@@ -19,7 +21,7 @@ from tests.field.scenes import (
     repeated,
     waited_ms,
 )
-from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
+from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, ns, pull, push
 
 
 def test_budget_slots_and_blocks_are_told_apart() -> None:
@@ -38,6 +40,35 @@ def test_budget_slots_and_blocks_are_told_apart() -> None:
     assert waited_ms(blocks, "decode.queue") == pytest.approx(
         {"KV blocks: computing requests hold 900, those that wait for KV 0": 29.8} | turn
     )
+
+
+def test_the_schedulers_limits_say_what_was_full() -> None:
+    """vllm#42568. 2,048 tokens of three requests fill the budget of one engine and leave room in another's."""
+
+    def waited_for(tokens: int, requests: int, most: tuple[int, int]) -> str:
+        trace = passed_over(tokens=tokens, requests=requests)
+        processes = {**PROCESSES, D: replace(PROCESSES[D], max_tokens=most[0], max_requests=most[1])}
+        (answer,) = trace.answers(processes)
+        assert answer.shares_ns == trace.answer().shares_ns
+        return next(what for what in waited_ms(answer, "decode.queue") if "step 5" in what)
+
+    takes = "step 5 takes 2048 of 2048 tokens and 3 of 16 requests"
+    assert waited_for(2048, 3, (2048, 16)) == f"the token budget: {takes}"
+    assert waited_for(2048, 3, (8192, 3)) == "a batch slot: step 5 takes 2048 of 8192 tokens and 3 of 3 requests"
+    assert waited_for(2048, 3, (8192, 16)) == "a place: step 5 takes 2048 of 8192 tokens and 3 of 16 requests"
+    assert waited_for(16, 16, (16, 16)).startswith("the token budget and a batch slot: ")
+    assert waited_for(2048, 3, (0, 0)) == "the token budget: step 5 takes 2048 tokens of 3 requests"
+
+
+def test_an_engine_with_two_schedulers_of_other_limits_has_none() -> None:
+    """A restart with other flags: which of the two made a step up is not asked, and the step itself is what is left."""
+    one = replace(PROCESSES[D], max_tokens=2048, max_requests=16)
+    same, other = (replace(one, process=9, max_requests=most) for most in (16, 32))
+    trace = passed_over(tokens=2048, requests=3)
+
+    told = [trace.answers({**PROCESSES, D: one, 9: two})[0] for two in (same, other)]
+
+    assert ["of 2048 tokens" in " ".join(waited_ms(answer, "decode.queue")) for answer in told] == [True, False]
 
 
 def test_who_holds_the_blocks_decides_the_class() -> None:
