@@ -232,6 +232,13 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Prefix(NamedTuple):
+    """Prompt tokens that D did not have to compute: of its own cache, and of P; None where D was not seen to look."""
+
+    cached: int | None = None
+    remote: int | None = None
+
+
 class Straggler(NamedTuple):
     """The rank of D that kept the others waiting, for how long in ns, and which rank reported the KV last."""
 
@@ -282,6 +289,7 @@ class Attribution:
     idle_ns: int | None = None
     integrity: Integrity | None = None
     straggler: Straggler | None = None
+    prefix: Prefix = field(default_factory=Prefix)
 
     @property
     def ttft_ns(self) -> int | None:

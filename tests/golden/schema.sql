@@ -187,6 +187,8 @@ CREATE TABLE request (
   "prefill_engine" VARCHAR,
   "decode_engine" VARCHAR,
   "prompt_tokens" BIGINT,
+  "cached_tokens" BIGINT,
+  "remote_tokens" BIGINT,
   "output_tokens" BIGINT,
   "start_ns" BIGINT,
   "first_token_ns" BIGINT,
@@ -236,6 +238,8 @@ COMMENT ON COLUMN request."join_method" IS 'How the two sides were found to be o
 COMMENT ON COLUMN request."prefill_engine" IS 'Engine id of P.';
 COMMENT ON COLUMN request."decode_engine" IS 'Engine id of D.';
 COMMENT ON COLUMN request."prompt_tokens" IS 'Length of the prompt; NULL if nobody said it.';
+COMMENT ON COLUMN request."cached_tokens" IS 'Prompt tokens that D had in its prefix cache; NULL if it was not seen to look.';
+COMMENT ON COLUMN request."remote_tokens" IS 'Prompt tokens that were to come from P; NULL if D did not say how many.';
 COMMENT ON COLUMN request."output_tokens" IS 'Tokens produced; NULL if nobody said how many.';
 COMMENT ON COLUMN request."start_ns" IS 'First moment seen, unix ns.';
 COMMENT ON COLUMN request."first_token_ns" IS 'First content leaving for the client, unix ns; NULL if none.';
