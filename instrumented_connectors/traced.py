@@ -85,6 +85,8 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     clock = device_clock(worker.device_type)
     for name, value in (("rank", rank), ("device", worker.device_type), ("pp_rank", _pipeline_rank())):
         tracer.fact(name, str(value))
+    for name, value in _ways(worker.nixl_wrapper).items():
+        tracer.fact(name, value)
     if probe is not None:
         tracer.fact("probe", "1")
         watch(connector, "shutdown", tracer, before=probe.stop)
@@ -146,6 +148,17 @@ def _limits(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
         "max_num_batched_tokens": tokens,
         "max_num_seqs": requests,
         "kv_blocks": getattr(kv_cache_config, "num_blocks", None),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def _ways(agent: Any) -> dict[str, str]:
+    """Return by which backends the agent moves bytes, and what UCX was told of its transports, by fact."""
+    known = {
+        # The agent has a handle for each backend that it could make; what it was asked for may be more.
+        "nixl_backends": ",".join(getattr(agent, "backends", None) or ()),
+        "ucx_tls": os.environ.get("UCX_TLS", ""),
+        "ucx_net_devices": os.environ.get("UCX_NET_DEVICES", ""),
     }
     return {name: value for name, value in known.items() if value}
 

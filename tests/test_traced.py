@@ -126,6 +126,17 @@ def test_a_worker_has_its_hooks_its_agent_and_its_sender_watched(memory: doubles
     assert memory.names == ["transfer.matched"]
 
 
+def test_a_worker_states_by_which_ways_its_bytes_go(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends of the agent, transports and devices of UCX; what nobody set is no fact."""
+    monkeypatch.setattr(doubles.Agent, "backends", {"UCX": 1, "GDS": 2}, raising=False)
+    monkeypatch.setenv("UCX_TLS", "tcp,self,sm")
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert (memory.facts["nixl_backends"], memory.facts["ucx_tls"]) == ("UCX,GDS", "tcp,self,sm")
+    assert "ucx_net_devices" not in memory.facts
+
+
 def test_an_engine_in_one_process_is_called_core(memory: doubles.Memory) -> None:
     NixlPushConnector(CONFIG, "scheduler", "cache")
     NixlPushConnector(CONFIG, "worker", "cache")
