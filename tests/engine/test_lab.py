@@ -84,3 +84,22 @@ def test_engines_state_their_limits_and_the_ways_of_their_bytes(deployment: Depl
     prompt_tokens, cached, remote = (answer.row[f"{name}_tokens"] for name in ("prompt", "cached", "remote"))
     assert cached == 0
     assert 0 <= prompt_tokens - remote <= 1
+
+
+@pytest.mark.parametrize("mode", ["pull"])
+def test_a_transfer_id_is_seen_on_both_legs(deployment: Deployment) -> None:
+    """Sent in kv_transfer_params as newer routers do, under ids that have nothing in common."""
+    body = {"model": deployment.lab.model, "prompt": "named", "max_tokens": 1, "ignore_eos": True}
+    params: dict[str, object] = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "t-1"}
+    for name, engine in zip(("one", "other"), deployment.lab.engines, strict=True):
+        reply = httpx.post(
+            f"{engine.url}/v1/completions", json=body | {"kv_transfer_params": params}, headers={"x-request-id": name},
+            timeout=30, trust_env=False,
+        )  # fmt: skip
+        assert reply.status_code == 200
+        params = {**(reply.json().get("kv_transfer_params") or {}), "transfer_id": "t-1"}
+    with Store.open(deployment.record(), "read") as store:
+        rows = store.rows("SELECT stage::VARCHAR AS stage, request FROM event WHERE ref = 't-1' ORDER BY t_ns")
+
+    assert [row["stage"] for row in rows] == ["prefill.allocated", "decode.allocated"]
+    assert ["one" in rows[0]["request"], "other" in rows[1]["request"]] == [True, True]
