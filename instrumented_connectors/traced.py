@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from instrumented_connectors.watch import Tracer
 
 _kinds: set[str] = set()
+_workers: list[str] = []  # the classes of this process's watched connectors; MultiConnector has several
 _PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _log = logging.getLogger("kvtrace")
 
@@ -79,7 +80,10 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     worker = connector.connector_worker
     rank = int(worker.tp_rank)
     lease_s = connector.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
-    holdings = Holdings(tracer, rank, extension_ns=int(lease_s * 2 // 3 * 1e9))
+    _workers.append(type(connector).__name__)
+    if len(_workers) > 1:
+        tracer.fact("connectors", ",".join(_workers))
+    holdings = Holdings(tracer, rank, extension_ns=int(lease_s * 2 // 3 * 1e9), connector=len(_workers) - 1)
     probe = Probe.from_environment(tracer)
     agent = AgentSide(tracer, holdings, rank, probe)
     clock = device_clock(worker.device_type)

@@ -56,6 +56,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> doubles.Memory:
     monkeypatch.setattr(emit, "tracer", lambda: memory)
     monkeypatch.setattr(traced, "_pipeline_rank", lambda: 0)
     monkeypatch.setattr(traced, "_kinds", set())
+    monkeypatch.setattr(traced, "_workers", [])
     return memory
 
 
@@ -135,6 +136,16 @@ def test_a_worker_states_by_which_ways_its_bytes_go(memory: doubles.Memory, monk
 
     assert (memory.facts["nixl_backends"], memory.facts["ucx_tls"]) == ("UCX,GDS", "tcp,self,sm")
     assert "ucx_net_devices" not in memory.facts
+
+
+def test_children_of_a_multi_connector_say_which_they_are(memory: doubles.Memory) -> None:
+    children = [NixlPushConnector(CONFIG, "worker", "cache") for _ in range(2)]
+    for child in children:
+        child.returns["get_transfer_results"] = doubles.results(received={"r"})
+        child.get_transfer_results(set())
+
+    assert [event.numbers for event in memory.of("decode.reported")] == [(1, 0, 0, 0), (1, 1, 0, 0)]
+    assert memory.facts["connectors"] == "NixlPushConnector,NixlPushConnector"
 
 
 def test_an_engine_in_one_process_is_called_core(memory: doubles.Memory) -> None:

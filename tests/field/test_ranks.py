@@ -170,6 +170,15 @@ def test_completions_that_come_twice_change_nothing() -> None:
     assert causes_ms(only_late.answer()) != causes_ms(plain.answer())
 
 
+def test_which_of_a_workers_connectors_spoke_is_told() -> None:
+    """vllm#51786, vllm#31145. Both children of a MultiConnector report one request, or one of them does so twice."""
+    both = push().at(80, stages.REPORTED, D_LEG, 0, 1)
+    one = changed(both, stages.REPORTED, b=0)
+
+    assert both.answer().note == "rank 0 of D reported the KV 2 times, by its connectors 0 and 1"
+    assert one.answer().note == "rank 0 of D reported the KV 2 times"
+
+
 def test_a_transfer_to_another_engine_than_the_prompts_is_flagged() -> None:
     """vllm#46115, vllm-project/router#223. D loads from engine-q, and the prompt was computed on engine-p."""
     wrong = changed(pull(), stages.LOAD_STARTED, ref="engine-q").answer()
