@@ -12,6 +12,7 @@ from instrumented_connectors import privates, versions
 from instrumented_connectors.agent import AgentSide
 from instrumented_connectors.block_checks import BlockChecks
 from instrumented_connectors.block_news import BlockNews
+from instrumented_connectors.cores import Cores
 from instrumented_connectors.device_clock import device_clock
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.peers import PeerSide
@@ -108,7 +109,10 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
             after=lambda *_args, **_kwargs: agent.enter("", ""),
         )
     worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
-    WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock).attach(connector)
+    cores = Cores(tracer) if len(_workers) == 1 else None
+    if cores is not None:
+        watch(connector, "shutdown", tracer, before=cores.stop)
+    WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock, cores=cores).attach(connector)
     if sampling.rate:
         tracer.fact("verify_kv", str(sampling.rate))
         BlockChecks(tracer, sampling, rank, pulls=mode == PULL).attach(connector, worker, agent)

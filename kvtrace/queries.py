@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "verdicts_over_time",
     ),
     "After the first token": ("tpot", "tpot_over_time", "itl_parts", "blamed"),
-    "Engines": ("engines", "steps", "steps_over_time", "queues_over_time"),
+    "Engines": ("engines", "steps", "steps_over_time", "queues_over_time", "cores"),
     "One request": (
         *("request_summary", "request_path", "request_hidden", "request_blame", "request_spans", "request_profiles"),
     ),

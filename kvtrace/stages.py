@@ -270,6 +270,7 @@ _CHECKED = (Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field
 PREFILL_CHECKED = _stage(136, "prefill.checked", Where.PREFILL, "P's worker knows the checksum of a block that it has computed.", *_CHECKED, Field("ref", "decode_request_id", "", "In push the request's id on D, whose block it is for."))
 DECODE_CHECKED = _stage(137, "decode.checked", Where.DECODE, "D's worker knows the checksum of a block that has arrived.", *_CHECKED)
 UNCHECKED = _stage(138, "transfer.unchecked", Where.TRANSFER, "A worker could not take the checksum of blocks that it should have.", Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "blocks", "blocks", "How many blocks."), Field("ref", "reason", "", "Why not."))
+PLACED = _stage(139, "thread.placed", Where.PROCESS, "A look, once a second, at the threads of a worker's process: where its forward thread is, and who is beside it.", Field("a", "cpu", "", "CPU on which the forward thread last ran."), Field("b", "beside", "", "Other threads of the process that ran or could run on that CPU."), Field("c", "running", "", "Other threads of the process that ran or could run anywhere."), Field("d", "looked", "", "Other threads that were looked at: those busy at their last look, and some in turn."))
 
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 

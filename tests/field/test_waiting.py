@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvtrace import division, stages
+from kvtrace.analyze import analyze
 from kvtrace.evidence import Timeline
 from kvtrace.model import Attribution, Step
 from kvtrace.occupancy import Held, Occupancy, Span
+from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.scenes import (
     D_LEG,
     P_LEG,
@@ -21,6 +25,7 @@ from tests.field.scenes import (
     repeated,
     waited_ms,
 )
+from tests.test_analyze import fill
 from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, ns, pull, push
 
 
@@ -69,6 +74,25 @@ def test_an_engine_with_two_schedulers_of_other_limits_has_none() -> None:
     told = [trace.answers({**PROCESSES, D: one, 9: two})[0] for two in (same, other)]
 
     assert ["of 2048 tokens" in " ".join(waited_ms(answer, "decode.queue")) for answer in told] == [True, False]
+
+
+def test_a_core_that_the_forward_thread_shares_is_told(tmp_path: Path) -> None:
+    """vllm#53636. At three of four looks another thread ran on its CPU; bound elsewhere, it has the core to itself."""
+
+    def told(trace: Trace, path: Path) -> list[tuple[object, ...]]:
+        with Store.open(path, "write") as store:
+            fill(store, trace)
+            analyze(store)
+        names = ("engine", "looks", "shared", "shared_share", "beside_most", "cpus")
+        return [tuple(row[name] for name in names) for row in ask(path, "cores")]
+
+    trace = pull()
+    for at_ms, beside in ((10, 1), (1010, 2), (2010, 0), (3010, 1)):
+        trace.at(at_ms, stages.PLACED, "", 3, beside, beside, 40, process=D)
+
+    assert told(trace, tmp_path / "shared.duckdb") == [("engine-d", 4, 3, 0.75, 2, 1)]
+    alone = changed(trace, stages.PLACED, b=0)
+    assert told(alone, tmp_path / "alone.duckdb") == [("engine-d", 4, 0, 0, 0, 1)]
 
 
 def test_who_holds_the_blocks_decides_the_class() -> None:
