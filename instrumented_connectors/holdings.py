@@ -30,12 +30,14 @@ class _Held:
 class Holdings:
     """The requests that one worker knows, from the metadata of its steps.
 
+    `connector` is which of its process's watched connectors this one is: a MultiConnector has several.
     The sender thread calls `extend`, `notified` and `written`: they change fields of one request, never the two tables.
     """
 
-    def __init__(self, tracer: Tracer, rank: int, extension_ns: int) -> None:
+    def __init__(self, tracer: Tracer, rank: int, extension_ns: int, connector: int = 0) -> None:
         self._tracer = tracer
         self._rank = rank
+        self._connector = connector
         self._extension_ns = extension_ns
         self._held: Bounded = Bounded()
         self._awaited: Bounded = Bounded()
@@ -102,7 +104,7 @@ class Holdings:
             if request_id in results.failed_recving:
                 emit(_LOAD_FAILED, request_id, self._rank, blocks, 0, 0, "", now)
             else:
-                emit(_REPORTED, request_id, self._rank, 0, 0, 0, "", now)
+                emit(_REPORTED, request_id, self._rank, self._connector, 0, 0, "", now)
         for request_id in results.finished_sending:
             held = self._held.pop(request_id, None)
             if held is not None and not held.read and 0 < held.deadline_ns <= now:

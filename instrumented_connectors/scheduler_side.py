@@ -126,7 +126,9 @@ class SchedulerSide:
         if num_external_tokens > 0:
             self._awaiting[request.request_id] = None
         count = sum(len(group) for group in blocks.blocks)
-        self._tracer.emit(_ALLOCATED[live.leg], request.request_id, count, num_external_tokens)
+        params = request.kv_transfer_params
+        transfer_id = str(params.get("transfer_id") or "") if params else ""
+        self._tracer.emit(_ALLOCATED[live.leg], request.request_id, count, num_external_tokens, 0, 0, transfer_id)
 
     def _scheduled(self, _token: None, metadata: Any, scheduler_output: Any) -> None:
         now = now_ns()

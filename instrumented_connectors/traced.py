@@ -13,6 +13,7 @@ from instrumented_connectors import privates, versions
 from instrumented_connectors.agent import AgentSide
 from instrumented_connectors.block_checks import BlockChecks
 from instrumented_connectors.block_news import BlockNews
+from instrumented_connectors.cores import Cores
 from instrumented_connectors.device_clock import device_clock
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.peers import PeerSide
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from instrumented_connectors.watch import Tracer
 
 _kinds: set[str] = set()
+_workers: list[str] = []  # the classes of this process's watched connectors; MultiConnector has several
 _PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _log = logging.getLogger("kvtrace")
 _vllm_log = logging.getLogger("vllm.kvtrace")  # shown like vLLM's own lines, where `kvtrace` shows warnings alone
@@ -45,7 +47,7 @@ class Traced:
         if not tracer.enabled:
             return
         try:
-            attach(self, vllm_config, tracer, self.kvtrace_mode)
+            attach(self, vllm_config, kv_cache_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
             tracer.disable("attach", error)
         if tracer.enabled:
@@ -73,12 +75,14 @@ def _profile(connector: Any, vllm_config: Any, tracer: Tracer) -> None:
         _log.warning("kvtrace: no profiles of this process, serving goes on: %s: %s", type(error).__name__, error)
 
 
-def attach(connector: Any, vllm_config: Any, tracer: Tracer, mode: str) -> None:
+def attach(connector: Any, vllm_config: Any, kv_cache_config: Any, tracer: Tracer, mode: str) -> None:
     """Watch a connector that has just been constructed, in the role that it has."""
     config = connector.kv_transfer_config
     sampling = Sampling.from_environment()
     if connector.connector_scheduler is not None:
         _state("core", connector, vllm_config, tracer, mode)
+        for name, value in _limits(vllm_config, kv_cache_config).items():
+            tracer.fact(name, str(value))
         SchedulerSide(tracer, producer=config.kv_role == "kv_producer").attach(connector)
         if sampling.rate:
             BlockNews(tracer, sampling).attach(connector)
@@ -91,12 +95,17 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     worker = connector.connector_worker
     rank = int(worker.tp_rank)
     lease_s = connector.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
-    holdings = Holdings(tracer, rank, extension_ns=int(lease_s * 2 // 3 * 1e9))
+    _workers.append(type(connector).__name__)
+    if len(_workers) > 1:
+        tracer.fact("connectors", ",".join(_workers))
+    holdings = Holdings(tracer, rank, extension_ns=int(lease_s * 2 // 3 * 1e9), connector=len(_workers) - 1)
     probe = Probe.from_environment(tracer)
     agent = AgentSide(tracer, holdings, rank, probe)
     clock = device_clock(worker.device_type)
     for name, value in (("rank", rank), ("device", worker.device_type), ("pp_rank", _pipeline_rank())):
         tracer.fact(name, str(value))
+    for name, value in _ways(worker.nixl_wrapper).items():
+        tracer.fact(name, value)
     if probe is not None:
         tracer.fact("probe", "1")
         watch(connector, "shutdown", tracer, before=probe.stop)
@@ -114,7 +123,10 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
             after=lambda *_args, **_kwargs: agent.enter("", ""),
         )
     worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
-    WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock).attach(connector)
+    cores = Cores(tracer) if len(_workers) == 1 else None
+    if cores is not None:
+        watch(connector, "shutdown", tracer, before=cores.stop)
+    WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock, cores=cores).attach(connector)
     if sampling.rate:
         tracer.fact("verify_kv", str(sampling.rate))
         BlockChecks(tracer, sampling, rank, pulls=mode == PULL).attach(connector, worker, agent)
@@ -142,6 +154,35 @@ def _state(kind: str, connector: Any, vllm_config: Any, tracer: Tracer, mode: st
         facts["untested"] = "1"
     for name, value in facts.items():
         tracer.fact(name, str(value))
+
+
+def _limits(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
+    """Return what bounds a step and the requests under way, by fact; what a release does not say is left out."""
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    # Where vLLM has a limit narrower than the one of its flag, the scheduler goes by that.
+    tokens, requests = (
+        next((found for name in names if (found := getattr(scheduler, name, None))), None)
+        for names in (
+            ("max_num_scheduled_tokens", "max_num_batched_tokens"), ("max_num_active_seqs", "max_num_seqs")
+        )
+    )  # fmt: skip
+    known = {
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": requests,
+        "kv_blocks": getattr(kv_cache_config, "num_blocks", None),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def _ways(agent: Any) -> dict[str, str]:
+    """Return by which backends the agent moves bytes, and what UCX was told of its transports, by fact."""
+    known = {
+        # The agent has a handle for each backend that it could make; what it was asked for may be more.
+        "nixl_backends": ",".join(getattr(agent, "backends", None) or ()),
+        "ucx_tls": os.environ.get("UCX_TLS", ""),
+        "ucx_net_devices": os.environ.get("UCX_NET_DEVICES", ""),
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def _nixl_version() -> str:

@@ -10,6 +10,7 @@ from instrumented_connectors.watch import Tracer, now_ns, watch
 from kvtrace import stages
 
 if TYPE_CHECKING:
+    from instrumented_connectors.cores import Cores
     from instrumented_connectors.device_clock import DeviceClock
     from instrumented_connectors.holdings import Holdings
 
@@ -31,13 +32,15 @@ class WorkerSide:
     """
 
     def __init__(
-        self, tracer: Tracer, holdings: Holdings, rank: int, *, pulls: bool, device_clock: DeviceClock | None
-    ) -> None:
+        self, tracer: Tracer, holdings: Holdings, rank: int, *, pulls: bool, device_clock: DeviceClock | None,
+        cores: Cores | None = None,
+    ) -> None:  # fmt: skip
         self._tracer = tracer
         self._holdings = holdings
         self._rank = rank
         self._pulls = pulls
         self._device_clock = device_clock
+        self._cores = cores
         self._metadata: Any = None
         self._step = 0
         self._has_forward = False
@@ -61,6 +64,9 @@ class WorkerSide:
 
     def _bound(self, connector_metadata: Any) -> None:
         self._resolve()
+        if self._cores is not None:
+            self._cores.begin()  # this is the forward thread
+            self._cores = None
         self._metadata = connector_metadata
         mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
         self._step, tokens, self._loads_late = mark

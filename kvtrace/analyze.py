@@ -206,8 +206,16 @@ def load_processes(store: Store) -> dict[int, Process]:
             offset_ns=row["offset_ns"] or 0,
             tp_size=int(facts.get("tp_size") or 1),
             imported=facts.get("imported", ""),
+            max_tokens=_number(facts, "max_num_batched_tokens"),
+            max_requests=_number(facts, "max_num_seqs"),
         )
     return processes
+
+
+def _number(facts: dict[str, str], name: str) -> int:
+    """Return the fact as a number, 0 where it is missing or none."""
+    value = facts.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def _facts(row: dict[str, Any]) -> dict[str, str]:

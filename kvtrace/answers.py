@@ -61,6 +61,8 @@ def _request_row(key: int, answer: Attribution) -> dict[str, Any]:
         "prefill_engine": request.prefill_engine,
         "decode_engine": request.decode_engine,
         "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.prefix.cached,
+        "remote_tokens": answer.prefix.remote,
         "output_tokens": answer.output_tokens,
         "start_ns": answer.start_ns,
         "first_token_ns": answer.first_token_ns,

@@ -19,8 +19,8 @@ def assemble(events: Iterable[Event], processes: Mapping[int, Process]) -> list[
     """Return one Request per attempt, in order of its first event.
 
     Legs join by what the engines themselves say (the match that P's sender made, or P's id in the decode leg's
-    parameters), else by the id that both legs carry; `join_method` says which. A leg that finds no partner is a
-    request too, and so is every further answer to a prompt.
+    parameters), else by the transfer_id that both were sent, else by the id that both carry; `join_method` says
+    which. A leg that finds no partner is a request too, and so is every further answer to a prompt.
     """
     split = legs.split(sorted(events), processes)
     linked = _linked(split.legs)
@@ -53,7 +53,25 @@ def _linked(found: list[Leg]) -> dict[int, tuple[Leg, str]]:
             enqueued = leg.first(stages.DECODE_ENQUEUED)
             if id(leg) not in linked and enqueued is not None and enqueued.ref in prefills:
                 linked[id(leg)] = (_latest(prefills[enqueued.ref], enqueued.t_ns), "remote_request_id")
+    _link_by_transfer(found, linked)
     return linked
+
+
+def _link_by_transfer(found: list[Leg], linked: dict[int, tuple[Leg, str]]) -> None:
+    """Link what is left by the transfer_id of both legs, where it names one leg of P and not one of each prompt's."""
+    sent: dict[str, list[Leg]] = defaultdict(list)
+    for leg in found:
+        if leg.side == "prefill" and (name := _transfer_id(leg)):
+            sent[name].append(leg)
+    for leg in found if sent else ():
+        same = sent.get(_transfer_id(leg), ()) if leg.side == "decode" and id(leg) not in linked else ()
+        if len(same) == 1:
+            linked[id(leg)] = (same[0], "transfer_id")
+
+
+def _transfer_id(leg: Leg) -> str:
+    allocated = leg.first(stages.PREFILL_ALLOCATED if leg.side == "prefill" else stages.DECODE_ALLOCATED)
+    return allocated.ref if allocated is not None else ""
 
 
 def _latest(candidates: list[Leg], t_ns: int) -> Leg:

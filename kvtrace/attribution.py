@@ -8,7 +8,7 @@ from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, v
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
-from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, Process, Request, Segment
+from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, Prefix, Process, Request, Segment
 from kvtrace.modes import PULL, PUSH
 from kvtrace.verdict import ENDS_EARLY
 
@@ -75,6 +75,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         idle_ns=idle_ns,
         integrity=checked,
         straggler=graph.straggler,
+        prefix=_prefix(request),
     )
 
 
@@ -130,6 +131,16 @@ def _unseen_ns(request: Request, graph: Graph, segments: tuple[Segment, ...]) ->
     from_ns, until_ns = max(begun_ns, default=0), min(noticed_ns, default=NEVER_NS)
     unknown = (segment for segment in segments if segment.cause == stages.UNKNOWN.name)
     return sum(max(0, min(one.end_ns, until_ns) - max(one.start_ns, from_ns)) for one in unknown)
+
+
+def _prefix(request: Request) -> Prefix:
+    """Return what D found in its cache, and what was to come from P, when it reserved blocks for the request."""
+    looks = sorted(request.events.get(stages.DECODE_CONSIDERED.name, ()))
+    allocated = min(request.events.get(stages.DECODE_ALLOCATED.name, ()), default=None)
+    if allocated is not None:
+        looks = [look for look in looks if look.t_ns <= allocated.t_ns]
+    told = allocated or (looks[-1] if looks else None)
+    return Prefix(looks[-1].a if looks else None, told.b if told is not None else None)
 
 
 def _registration_late_ns(graph: Graph) -> int | None:

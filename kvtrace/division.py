@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvtrace import stages
 from kvtrace.evidence import Posts, Timeline, step_end_ns
-from kvtrace.model import Awake, Step
+from kvtrace.model import Awake, Limits, Step
 from kvtrace.occupancy import Held
 from kvtrace.wording import plural
 
@@ -131,10 +131,20 @@ def _passed_over(step: Step, wait: Wait, after_ns: int) -> tuple[str, str]:
         return capacity, "blocks that no computing request holds"
     if wait.looked is None:
         return queue, f"a place in step {step.step}"
+    if any(wait.timeline.limits):
+        return queue, _full_told(step, wait.timeline.limits)
     if step.tokens > step.requests:
         taken = f"{plural(step.tokens, 'token')} of {plural(step.requests, 'request')}"
         return queue, f"the token budget: step {step.step} takes {taken}"
     return queue, f"a batch slot: step {step.step} makes tokens of {plural(step.requests, 'request')}"
+
+
+def _full_told(step: Step, limits: Limits) -> str:
+    """Return what a step had no more room for, by the scheduler's own limits."""
+    full = (("the token budget", step.tokens >= limits.tokens), ("a batch slot", step.requests >= limits.requests))
+    lacked = " and ".join(name for name, is_full in full if is_full) or "a place"
+    took = f"{step.tokens} of {limits.tokens} tokens and {step.requests} of {limits.requests} requests"
+    return f"{lacked}: step {step.step} takes {took}"
 
 
 def _blocks_told(held: Held, side: str) -> str:

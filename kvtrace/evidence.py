@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from kvtrace import occupancy, stages
-from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Look, Posted, Process, Step
+from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Limits, Look, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
 
 class Timeline:
-    """The steps of one engine in order, the sender threads of its workers, its handshakes, its blocks."""
+    """The steps of one engine in order, the sender threads of its workers, its handshakes, its blocks, its limits."""
 
     def __init__(
         self,
@@ -22,12 +22,14 @@ class Timeline:
         handshakes: Iterable[Handshake] = (),
         held: Occupancy | None = None,
         looks: Iterable[Look] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
         self._made = {(step.step, step.scheduled_ns): step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
+        self.limits = limits or Limits()
         self._looks = sorted(looks)
         self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
@@ -153,9 +155,20 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
             (look for seen in queued[engine].values() for look in _vain(sorted(seen))),
+            _limits(engine, processes),
         )
         for engine in engines
     }
+
+
+def _limits(engine: str, processes: Mapping[int, Process]) -> Limits:
+    """Return the limits of an engine's scheduler; none where it was started again with others."""
+    found = {
+        Limits(one.max_tokens, one.max_requests)
+        for one in processes.values()
+        if one.engine == engine and one.max_tokens and one.max_requests
+    }
+    return next(iter(found)) if len(found) == 1 else Limits()
 
 
 def _steps(stamps: Iterable[Event], *, several: bool) -> list[Step]:

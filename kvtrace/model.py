@@ -29,7 +29,8 @@ class Event(NamedTuple):
 class Process:
     """One process that emitted; those of one `domain` share a clock. Without an engine `engine` is "".
 
-    `imported` is the format that its points were imported from, "" for a process that kvtrace recorded.
+    `imported` is the format that its points were imported from, "" for a process that kvtrace recorded. The most
+    tokens and requests that its scheduler puts into a step are 0 where it is none or does not say.
     """
 
     process: int
@@ -39,6 +40,8 @@ class Process:
     offset_ns: int = 0
     tp_size: int = 1
     imported: str = ""
+    max_tokens: int = 0
+    max_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,13 @@ class Handshake(NamedTuple):
     end_ns: int
     peer: str
     process: int = 0
+
+
+class Limits(NamedTuple):
+    """The most tokens and requests that a scheduler puts into a step, 0 where they are not known."""
+
+    tokens: int = 0
+    requests: int = 0
 
 
 class Look(NamedTuple):
@@ -222,6 +232,13 @@ class Blocks(NamedTuple):
     held_after_end_ns: int | None = None
 
 
+class Prefix(NamedTuple):
+    """Prompt tokens that D did not have to compute: of its own cache, and of P; None where D was not seen to look."""
+
+    cached: int | None = None
+    remote: int | None = None
+
+
 class Straggler(NamedTuple):
     """The rank of D that kept the others waiting, for how long in ns, and which rank reported the KV last."""
 
@@ -272,6 +289,7 @@ class Attribution:
     idle_ns: int | None = None
     integrity: Integrity | None = None
     straggler: Straggler | None = None
+    prefix: Prefix = field(default_factory=Prefix)
 
     @property
     def ttft_ns(self) -> int | None:

@@ -24,14 +24,15 @@ _COLUMN = re.compile(rf"-- (\w+)\s+({_TYPES})\s+(\S.*)")
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Time to first token": (
         *("ttft_shares", "shares_by_class", "causes", "hidden_work", "slowest_requests", "ttft_by_length"),
-        *("ttft_by_pair", "ttft_over_time", "goodput", "goodput_over_time", "offered_over_time"),
+        *("ttft_by_concurrency", "ttft_by_pair", "ttft_over_time", "goodput", "goodput_over_time", "offered_over_time"),
     ),
     "The hand-off": (
         *("scenarios", "registrations", "handshakes", "transfers", "transfers_by_rank", "posting", "descriptors"),
-        *("detection", "detection_spread", "blocks", "leases", "failures", "integrity", "verdicts_over_time"),
+        *("detection", "detection_spread", "blocks", "leases", "failures", "failures_over_time", "integrity"),
+        "verdicts_over_time",
     ),
     "After the first token": ("tpot", "tpot_over_time", "itl_parts", "blamed"),
-    "Engines": ("engines", "steps", "steps_over_time", "queues_over_time"),
+    "Engines": ("engines", "steps", "steps_over_time", "queues_over_time", "cores"),
     "One request": (
         *("request_summary", "request_path", "request_hidden", "request_blame", "request_spans", "request_profiles"),
     ),

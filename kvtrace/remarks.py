@@ -77,9 +77,11 @@ def _completions(request: Request) -> Iterator[str]:
     """Say which completions came twice, too late, or to a worker that knew nothing of the request."""
     seen = request.events
     reported = Counter((event.process, event.a) for event in seen.get(stages.REPORTED.name, ()))
-    for (_, rank), count in sorted(reported.items()):
+    for (process, rank), count in sorted(reported.items()):
         if count > 1:
-            yield f"rank {rank} of D reported the KV {plural(count, 'time')}"
+            own = {one.b for one in seen[stages.REPORTED.name] if (one.process, one.a) == (process, rank)}
+            by = f", by its connectors {' and '.join(map(str, sorted(own)))}" if len(own) > 1 else ""
+            yield f"rank {rank} of D reported the KV {plural(count, 'time')}{by}"
     over = _first(request, stages.DECODE_FINISHED, stages.DECODE_ABORTED)
     signs = [stages.READY, stages.REPORTED, *([stages.NOTIFIED] if request.mode == PUSH else [])]
     late = [event for stage in signs for event in seen.get(stage.name, ()) if over and event.t_ns > over.t_ns]

@@ -206,7 +206,7 @@ PREFILL_HTTP_DISCONNECTED = _stage(44, "prefill.http_disconnected", Where.PREFIL
 _PROMPT = Field("a", "prompt_tokens", "tokens", "Length of the prompt.")
 _SCHED = (_STEP, Field("b", "tokens", "tokens", "Tokens of the request in this step."), Field("c", "computed_tokens", "tokens", "Tokens already computed before the step."), Field("d", "prompt_tokens", "tokens", "Length of the prompt."))
 _CONSIDERED = (Field("a", "local_tokens", "tokens", "Tokens found in the local prefix cache."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
-_ALLOCATED = (Field("a", "blocks", "blocks", "Blocks the request holds."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."))
+_ALLOCATED = (Field("a", "blocks", "blocks", "Blocks the request holds."), Field("b", "remote_tokens", "tokens", "Tokens that the connector will bring."), Field("ref", "transfer_id", "", "The transfer_id that the leg was sent, if any."))
 PREFILL_ENQUEUED = _stage(50, "prefill.enqueued", Where.PREFILL, "The request is in P's scheduler.", _PROMPT, Field("b", "arrival_wall_ns", "ns", "vLLM's own arrival time."))
 PREFILL_CONSIDERED = _stage(51, "prefill.considered", Where.PREFILL, "P's scheduler looks at the request.", *_CONSIDERED)
 PREFILL_ALLOCATED = _stage(52, "prefill.allocated", Where.PREFILL, "The request has blocks on P.", *_ALLOCATED)
@@ -227,7 +227,7 @@ DECODE_ALLOCATED = _stage(72, "decode.allocated", Where.DECODE, "Blocks are rese
 REGISTRATION_QUEUED = _stage(73, "decode.registration_queued", Where.DECODE, "D's worker hands the registration to its sender.", _RANK)
 REGISTRATION_SENT = _stage(74, "decode.registration_sent", Where.DECODE, "The registration leaves D.", _RANK, Field("b", "message_bytes", "bytes", "Size of the message."), Field("c", "peer_rank", "", "Order of the P rank it was sent to."))
 LOAD_STARTED = _stage(75, "decode.load_started", Where.DECODE, "D's worker begins to load the KV.", _RANK, Field("b", "blocks", "blocks", "Local blocks to fill."), Field("ref", "remote_engine", "", "Engine id of P."))
-REPORTED = _stage(76, "decode.reported", Where.DECODE, "D's worker reports the KV as complete.", _RANK)
+REPORTED = _stage(76, "decode.reported", Where.DECODE, "D's worker reports the KV as complete.", _RANK, Field("b", "connector", "", "Which of the worker's watched connectors, from 0: a MultiConnector has several, by name in the process's fact connectors."))
 READY = _stage(77, "decode.ready", Where.DECODE, "D's scheduler knows that the KV is there on every rank.")
 DECODE_SCHEDULED = _stage(78, "decode.scheduled", Where.DECODE, "A step on D includes the request.", *_SCHED)
 DECODE_FINISHED = _stage(79, "decode.finished", Where.DECODE, "D is done with the request.", Field("a", "output_tokens", "tokens", "Tokens produced."), Field("ref", "status", "", "vLLM's final status."))
@@ -270,6 +270,7 @@ _CHECKED = (Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field
 PREFILL_CHECKED = _stage(136, "prefill.checked", Where.PREFILL, "P's worker knows the checksum of a block that it has computed.", *_CHECKED, Field("ref", "decode_request_id", "", "In push the request's id on D, whose block it is for."))
 DECODE_CHECKED = _stage(137, "decode.checked", Where.DECODE, "D's worker knows the checksum of a block that has arrived.", *_CHECKED)
 UNCHECKED = _stage(138, "transfer.unchecked", Where.TRANSFER, "A worker could not take the checksum of blocks that it should have.", Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "blocks", "blocks", "How many blocks."), Field("ref", "reason", "", "Why not."))
+PLACED = _stage(139, "thread.placed", Where.PROCESS, "A look, once a second, at the threads of a worker's process: where its forward thread is, and who is beside it.", Field("a", "cpu", "", "CPU on which the forward thread last ran."), Field("b", "beside", "", "Other threads of the process that ran or could run on that CPU."), Field("c", "running", "", "Other threads of the process that ran or could run anywhere."), Field("d", "looked", "", "Other threads that were looked at: those busy at their last look, and some in turn."))
 
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 

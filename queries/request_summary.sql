@@ -13,6 +13,8 @@
 -- prefill_engine        VARCHAR                   Engine id of P.
 -- decode_engine         VARCHAR                   Engine id of D.
 -- prompt_tokens         BIGINT                    Length of the prompt; NULL if nobody said it.
+-- cached_tokens         BIGINT                    Prompt tokens that D had in its prefix cache; NULL if it was not seen to look.
+-- remote_tokens         BIGINT                    Prompt tokens that were to come from P; NULL if D did not say how many.
 -- output_tokens         BIGINT                    Tokens produced; NULL if nobody said how many.
 -- ttft_ns               BIGINT                    Time to first token.
 -- compute_run_ns        BIGINT                    The part computing.
@@ -38,7 +40,7 @@ WITH chosen AS (
 )
 SELECT
   request_id, client_request_id, attempt, to_timestamp((c.start_ns // 1000) / 1e6) AS started, mode, verdict, scope,
-  prefill_engine, decode_engine, prompt_tokens, output_tokens, ttft_ns, compute_run_ns, compute_queue_ns,
+  prefill_engine, decode_engine, prompt_tokens, cached_tokens, remote_tokens, output_tokens, ttft_ns, compute_run_ns, compute_queue_ns,
   coordination_ns, transfer_ns, unattributed_ns, transfer_low_ns, transfer_high_ns, registration_late_ns, p.tpot_ns,
   moved_bytes, descriptors, transfers, note
 FROM chosen AS c LEFT JOIN pace AS p USING (request_key)

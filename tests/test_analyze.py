@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from kvtrace import keeping
-from kvtrace.analyze import analyze
+from kvtrace.analyze import analyze, load_processes
 from kvtrace.legs import BEFORE_ID, base_ids
 from kvtrace.model import Event
 from kvtrace.store import Store
+from tests.test_schema import append_process
 from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
 
 if TYPE_CHECKING:
@@ -44,6 +45,16 @@ def process_row(process: int) -> dict[str, Any]:
         "parent_pid": _PARENTS.get(process, 0), "offset_ns": 0, "lost_records": 0,
         "facts": list(_FACTS[process].items()),
     }  # fmt: skip
+
+
+def test_a_schedulers_limits_come_from_its_facts(tmp_path: Path) -> None:
+    """What is no number, and what is not said, is no limit."""
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        append_process(store, 1, kind="core", engine_id="p", max_num_batched_tokens="2048", max_num_seqs="16")
+        append_process(store, 2, kind="core", engine_id="d", max_num_batched_tokens="many")
+        found = load_processes(store)
+
+    assert [(found[number].max_tokens, found[number].max_requests) for number in (1, 2)] == [(2048, 16), (0, 0)]
 
 
 def _answers(store: Store) -> list[dict[str, Any]]:

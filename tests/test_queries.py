@@ -279,11 +279,15 @@ def test_engines_and_processes(path: Path) -> None:
             store, (1, "step.scheduled", 1, "", "", 1, 1, 1, 0), (2, "router.received", 1, "r", "", 0, 0, 0, 0)
         )
         engine = store.rows("SELECT prefill_engine FROM request LIMIT 1")[0]["prefill_engine"]
-        append_process(store, 3, pid=3, kind="core", engine_id=engine, role="kv_producer")
+        append_process(
+            store, 3, pid=3, kind="core", engine_id=engine, role="kv_producer", max_num_seqs="16", kv_blocks="900"
+        )
 
     found = {row["engine"]: row for row in ask(path, "engines")}
 
     assert (found[engine]["requests"], found[engine]["failed_requests"]) == (3, 1)
+    limits = ("max_num_batched_tokens", "max_num_seqs", "kv_blocks")
+    assert [[found[name][limit] for limit in limits] for name in (engine, "P0")] == [[None, 16, 900], [None] * 3]
     assert [(r["process"], r["kind"], r["events"]) for r in ask(path, "processes")] == [
         (1, "core", 1), (2, "router", 1), (3, "core", 0),
     ]  # fmt: skip

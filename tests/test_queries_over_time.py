@@ -82,6 +82,7 @@ def test_what_is_asked_for_can_be_narrowed(path: Path, given: dict[str, object],
     assert [row["request_id"] for row in ask(path, "slowest_requests", **given)] == left
     assert sum(row["requests"] for row in ask(path, "ttft_by_pair", **given)) == len(left)
     assert sum(row["requests"] for row in ask(path, "ttft_by_length", **given)) == len(left)
+    assert sum(row["requests"] for row in ask(path, "ttft_by_concurrency", **given)) == len(left)
     assert sum(row["requests"] for row in ask(path, "ttft_over_time", **given)) == len(left)
     assert {row["requests"] for row in ask(path, "shares_by_class", **given)} == ({len(left)} if left else set())
 
@@ -98,6 +99,31 @@ def test_ttft_by_length(path: Path) -> None:
         ("push", 1024, 2047, 1, 200.0),
     ]
     assert rows[1]["us_per_token"] == pytest.approx(100_000 / 600)
+
+
+def test_ttft_by_concurrency(path: Path) -> None:
+    """r1 is over when r2 comes at 300, and r3 is not; r4, which gets no answer, stands beside r5 and r6."""
+    sample = Sample()
+    sample.add("r1", PUSH_PATH)
+    sample.add("r2", scaled(2), start_ms=300)
+    sample.add("r3", PUSH_PATH, start_ms=299, **PULL)
+    sample.add("r4", (), start_ms=2000, end_ns=START_NS + 3000 * MS)
+    sample.add("r5", scaled(3), start_ms=2000)
+    sample.add("r6", PUSH_PATH, start_ms=2999)
+    sample.add("r7", PUSH_PATH, start_ms=3300)
+    sample.write(path)
+
+    rows = ask(path, "ttft_by_concurrency")
+
+    assert [(r["mode"], r["in_flight_from"], r["in_flight_to"], r["requests"], r["ttft_p50_ms"]) for r in rows] == [
+        ("pull", 2, 3, 1, 100.0),
+        ("push", 1, 1, 2, 100.0),
+        ("push", 2, 3, 3, 200.0),
+    ]
+    assert rows[2]["compute_queue_ms"] == 20.0
+    assert ask(path, "ttft_by_concurrency", mode="push") == rows[1:]
+    later = ask(path, "ttft_by_concurrency", from_ns=START_NS + 300 * MS, to_ns=START_NS + 2999 * MS)
+    assert [(r["in_flight_from"], r["requests"]) for r in later] == [(2, 2)]
 
 
 def test_ttft_by_pair(path: Path) -> None:
@@ -182,6 +208,34 @@ def test_what_is_under_way_has_neither_ended_nor_failed(path: Path) -> None:
         store.remember({"recorder.state": "complete"})
     assert [row["in_flight"] for row in ask(path, "offered_over_time", **asked)] == [1, 1, 0]
     assert ("incomplete", 2) in {(row["what"], row["count"]) for row in ask(path, "failures")}
+
+
+def test_failures_over_time(path: Path) -> None:
+    """The pair with p1 goes bad in second 2; what has no hand-off has not failed, and what is under way has not yet."""
+    sample = Sample(facts={"recorder.state": "recording"})
+    sample.add("r1", PUSH_PATH, start_ms=100)
+    sample.add("r2", PUSH_PATH, start_ms=200, **PULL)
+    sample.add("r3", PUSH_PATH, start_ms=2000, verdict="no handoff", transfers=0)
+    sample.add("r4", PUSH_PATH, start_ms=2100, **PULL)
+    sample.add("r5", PUSH_PATH, start_ms=2300, verdict="failed", **PULL)
+    sample.add("r6", PUSH_PATH, start_ms=2200, verdict="failed", **PULL)
+    sample.add("r7", PUSH_PATH, start_ms=2400, verdict="expired", **PULL)
+    sample.add("r8", (), start_ms=2400)
+    sample.write(path)
+
+    rows = ask(path, "failures_over_time", **BUCKET)
+
+    assert [(second(r["ts"]), r["prefill_engine"], r["requests"], r["failed_requests"]) for r in rows] == [
+        (0, "p0", 1, 0),
+        (0, "p1", 1, 0),
+        (2, "p0", 1, 0),
+        (2, "p1", 4, 3),
+    ]
+    assert [(r["failed_share"], r["transfers"], r["verdict"], r["example"]) for r in rows[2:]] == [
+        (0, 0, None, None),
+        (0.75, 4, "failed", "r6"),
+    ]
+    assert ask(path, "failures_over_time", mode="pull", from_ns=START_NS + SECOND_NS, **BUCKET) == rows[3:]
 
 
 def test_verdicts_over_time(path: Path) -> None:

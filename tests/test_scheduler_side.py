@@ -45,6 +45,22 @@ def test_a_request_on_p_from_arrival_to_its_kept_blocks(memory: doubles.Memory, 
     assert memory.of("prefill.finished")[0] == ("prefill.finished", "r", (3, 1, 0, 0), "FINISHED_LENGTH_CAPPED", 0)
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [({"transfer_id": "t-1"}, "t-1"), ({"transfer_id": None}, ""), ({}, ""), (None, "")],
+    ids=["given", "none given", "a release without it", "no parameters"],
+)
+def test_a_legs_transfer_id_goes_with_its_blocks(
+    memory: doubles.Memory, connector: doubles.Connector, params: dict[str, str | None] | None, said: str
+) -> None:
+    scheduler(memory, connector, producer=False)
+    request = doubles.request(params=params)
+    connector.on_new_request(request)
+    connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1, 2],)), 0)
+
+    assert memory.of("decode.allocated") == [("decode.allocated", "r", (2, 0, 0, 0), said, 0)]
+
+
 def test_a_request_on_d_keeps_its_leg_after_vllm_flips_its_params(
     memory: doubles.Memory, connector: doubles.Connector
 ) -> None:

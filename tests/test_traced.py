@@ -60,6 +60,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> doubles.Memory:
     monkeypatch.setattr(emit, "tracer", lambda: memory)
     monkeypatch.setattr(traced, "_pipeline_rank", lambda: 0)
     monkeypatch.setattr(traced, "_kinds", set())
+    monkeypatch.setattr(traced, "_workers", [])
     return memory
 
 
@@ -105,6 +106,33 @@ def test_a_scheduler_has_its_hooks_watched_and_states_its_facts(memory: doubles.
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("narrower", "limits"),
+    [
+        ({}, ("2048", "16", "900")),
+        ({"max_num_scheduled_tokens": 1024, "max_num_active_seqs": 8}, ("1024", "8", "900")),
+        ({"max_num_scheduled_tokens": None, "max_num_active_seqs": None}, ("2048", "16", "900")),
+    ],
+    ids=["by its flags", "by narrower limits", "by its flags, where a release knows of narrower limits"],
+)
+def test_a_scheduler_states_its_limits(
+    memory: doubles.Memory, narrower: dict[str, int | None], limits: tuple[str, ...]
+) -> None:
+    scheduler = SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=16, **narrower)
+    NixlPushConnector(
+        SimpleNamespace(**vars(CONFIG), scheduler_config=scheduler), "scheduler", SimpleNamespace(num_blocks=900)
+    )
+
+    assert tuple(memory.facts[name] for name in ("max_num_batched_tokens", "max_num_seqs", "kv_blocks")) == limits
+
+
+def test_a_scheduler_that_says_no_limits_is_watched_all_the_same(memory: doubles.Memory) -> None:
+    NixlPushConnector(CONFIG, "scheduler", "cache")
+
+    assert memory.enabled
+    assert not {"max_num_batched_tokens", "max_num_seqs", "kv_blocks"} & set(memory.facts)
+
+
 def test_a_worker_has_its_hooks_its_agent_and_its_sender_watched(memory: doubles.Memory) -> None:
     connector = NixlPushConnector(CONFIG, "worker", "cache")
     inner = connector.connector_worker
@@ -116,6 +144,27 @@ def test_a_worker_has_its_hooks_its_agent_and_its_sender_watched(memory: doubles
     assert (memory.facts["rank"], memory.facts["device"]) == ("1", "cpu")
     assert "missing" not in memory.facts
     assert memory.names == ["transfer.matched"]
+
+
+def test_a_worker_states_by_which_ways_its_bytes_go(memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends of the agent, transports and devices of UCX; what nobody set is no fact."""
+    monkeypatch.setattr(doubles.Agent, "backends", {"UCX": 1, "GDS": 2}, raising=False)
+    monkeypatch.setenv("UCX_TLS", "tcp,self,sm")
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    NixlPushConnector(CONFIG, "worker", "cache")
+
+    assert (memory.facts["nixl_backends"], memory.facts["ucx_tls"]) == ("UCX,GDS", "tcp,self,sm")
+    assert "ucx_net_devices" not in memory.facts
+
+
+def test_children_of_a_multi_connector_say_which_they_are(memory: doubles.Memory) -> None:
+    children = [NixlPushConnector(CONFIG, "worker", "cache") for _ in range(2)]
+    for child in children:
+        child.returns["get_transfer_results"] = doubles.results(received={"r"})
+        child.get_transfer_results(set())
+
+    assert [event.numbers for event in memory.of("decode.reported")] == [(1, 0, 0, 0), (1, 1, 0, 0)]
+    assert memory.facts["connectors"] == "NixlPushConnector,NixlPushConnector"
 
 
 def test_an_engine_in_one_process_is_called_core(memory: doubles.Memory) -> None:

@@ -171,6 +171,13 @@ def _held_up(trace: Trace, name: str, at_ms: float, enqueued: stages.Stage, cons
     return held.at(at_ms - 0.5, enqueued, name, 9).at(at_ms + 2, considered, name)
 
 
+def _carrying(name: str, trace: Trace) -> Trace:
+    """Return the hand-off as of legs that were sent one transfer_id."""
+    trace.at(3.6, stages.PREFILL_ALLOCATED, f"cmpl-{name}-0-aaaaaaaa", 38)
+    trace.events = [e._replace(ref=f"transfer-{name}") if e.stage.endswith(".allocated") else e for e in trace.events]
+    return trace
+
+
 def _written_for(name: str, other: str) -> Trace:
     trace = push(name=name)
     trace.events = [
@@ -197,6 +204,8 @@ def _one_of_several() -> Iterator[tuple[str, Trace, int, str | None]]:
         1,
         "blocks",
     )
+    yield "sent", _carrying("sent", push(name="sent")), 1, None
+    yield "unmatched", _carrying("unmatched", push(name="unmatched").without("transfer.matched")), 1, None
     yield "early", _ended_early("early"), 1, "a step that ended before it began"
 
 
@@ -214,6 +223,25 @@ def test_what_sql_answers_and_what_it_leaves(tmp_path: Path) -> None:
         rows = store.rows(answers.requests())
 
     assert {row["request_id"]: row["unwalked"] for row in rows if row["request_id"] in wanted} == wanted
+
+
+def test_legs_of_other_ids_with_one_transfer_are_left(tmp_path: Path) -> None:
+    """The reference joins them, so that SQL, which goes by ids, has no answer; under transfers of their own it has."""
+    told = []
+    for one in ("transfer-p", "transfer-d"):
+        made = Scene(random.Random(0), 0)
+        made.rows = processes(made)
+        p, d = (_carrying(name, push(name=name)).events for name in ("p", "d"))
+        legs_of_both = [
+            *(e for e in p if e.request.startswith("cmpl-p-0-a")),
+            *(e._replace(ref=one) if e.ref == "transfer-d" else e for e in d if e.request.startswith("cmpl-d-0-b")),
+        ]
+        kept = [e for e in legs_of_both if e.stage != "transfer.matched" and not e.ref.startswith(("cmpl", "d"))]
+        made.events = [event._replace(process=event.process + made.first_process) for event in sorted(kept)]
+        with stored(tmp_path / f"{one}.duckdb", [made]) as store:
+            told.append((len(reference(store)), {row["unwalked"] for row in store.rows(answers.requests())}))
+
+    assert told == [(1, {"ids that lead to other requests"}), (2, {None})]
 
 
 def test_the_views_are_what_they_say(many: Store) -> None:

@@ -40,8 +40,8 @@ SCHEMA_VERSION = 5
 3  idle_ns and lost_ns of request.
 4  straggler_rank, straggler_ns, checked_blocks, corrupt_blocks and unchecked_blocks of request; router.traced.
 5  transfer and step are tables, with peer, seen_ns, siblings and is_last, and gap_ns; place, leg, notable, occurrence
-   and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request; finding; view under_way;
-   prompt_tokens and output_tokens are NULL where nobody told them.
+   and tally; post_ns, wire_ns, detection_ns, tpot_ns, decode_tokens, cached_tokens and remote_tokens of request;
+   finding; view under_way; prompt_tokens and output_tokens are NULL where nobody told them.
 """
 
 FORMAT = "kvtrace"

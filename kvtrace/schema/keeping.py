@@ -222,7 +222,7 @@ LEGS_OF_TOUCHED_TRANSFERS = f"l.first_ns >= $from - {LOOK_BACK_NS}"
 _NOTABLE = _listed(
     "handshake.started", "handshake.ended", "transfer.failed", "decode.load_failed", "notification.orphaned",
     "prefill.lease_started", "prefill.lease_extended", "prefill.lease_expired", "router.failed", "client.failed",
-    "tracing.disabled",
+    "tracing.disabled", "thread.placed",
 )  # fmt: skip
 FORGET_NOTABLE = "DELETE FROM notable WHERE t_ns >= $since"
 NOTABLE = f"""

@@ -99,7 +99,7 @@ LEG = Table(
 
 NOTABLE = Table(
     "notable",
-    "Events that are asked for by their kind, copied from table event: leases, handshakes, failures.",
+    "Events that are asked for by their kind, copied from table event: leases, handshakes, failures, threads.",
     columns(
         ("process", "INTEGER", "Process that emitted it."),
         ("stage", "stage", "Which point."),

@@ -116,6 +116,8 @@ REQUEST = Table(
         ("prefill_engine", "VARCHAR", "Engine id of P."),
         ("decode_engine", "VARCHAR", "Engine id of D."),
         ("prompt_tokens", "BIGINT", "Length of the prompt; NULL if nobody said it."),
+        ("cached_tokens", "BIGINT", "Prompt tokens that D had in its prefix cache; NULL if it was not seen to look."),
+        ("remote_tokens", "BIGINT", "Prompt tokens that were to come from P; NULL if D did not say how many."),
         ("output_tokens", "BIGINT", "Tokens produced; NULL if nobody said how many."),
         ("start_ns", "BIGINT", "First moment seen, unix ns."),
         ("first_token_ns", "BIGINT", "First content leaving for the client, unix ns; NULL if none."),

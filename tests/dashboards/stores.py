@@ -66,6 +66,7 @@ def _make_full(path: Path) -> None:
                 (2, "decode.scheduled", 1500, "d-1", "", 9, 1, 599, 600),
                 (2, "handshake.started", 0, "", "p0", 0, 0, 0, 0),
                 (2, "handshake.ended", 30, "", "p0", 0, 1, 0, 0),
+                (1, "thread.placed", 0, "", "", 3, 1, 2, 12),
                 (1, "prefill.lease_started", 0, "p-1", "", 0, 30_000 * MS, 0, 0),
                 (1, "transfer.failed", 5, "p-9", "NIXL_ERR", 9, 0, 0, 0),
             ),

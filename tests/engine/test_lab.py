@@ -8,6 +8,7 @@ import pytest
 from kvtrace.lab import metrics, workload
 from kvtrace.report import totals
 from kvtrace.store import Store
+from tests.asked import ask
 from tests.engine.deployment import Deployment
 
 pytestmark = pytest.mark.engine
@@ -64,3 +65,44 @@ def test_vllms_own_totals_are_those_of_the_store(deployment: Deployment) -> None
     assert by_name["decode", "requests finished"].why.startswith("vLLM does not count a request whose client leaves")
     for engine in ("prefill", "decode"):
         assert by_name[engine, "prompt tokens"].kvtrace > 0
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_engines_state_their_limits_and_the_ways_of_their_bytes(deployment: Deployment) -> None:
+    """By vLLM's own word for its blocks; what D counts as cached and as P's are the prompt's tokens."""
+    deployment.send("stated", prompt_tokens=100)
+    path = deployment.record()
+    found = {row["engine"]: row for row in ask(path, "engines")}
+
+    for engine in deployment.lab.engines:
+        row = found[engine.engine_id]
+        said = httpx.get(f"{engine.url}/metrics", timeout=10, trust_env=False).text
+        assert f'num_gpu_blocks="{row["kv_blocks"]}"' in said
+        assert (row["max_num_seqs"], row["nixl_backends"], row["ucx_tls"]) == (16, "UCX", "tcp,self,sm")
+        assert row["max_num_batched_tokens"] >= 1024
+    looked = {row["engine"]: row["looks"] for row in ask(path, "cores")}
+    assert set(looked) == set(found)
+    assert min(looked.values()) >= 1
+    (answer,) = deployment.answers()["stated"]
+    prompt_tokens, cached, remote = (answer.row[f"{name}_tokens"] for name in ("prompt", "cached", "remote"))
+    assert cached == 0
+    assert 0 <= prompt_tokens - remote <= 1
+
+
+@pytest.mark.parametrize("mode", ["pull"])
+def test_a_transfer_id_is_seen_on_both_legs(deployment: Deployment) -> None:
+    """Sent in kv_transfer_params as newer routers do, under ids that have nothing in common."""
+    body = {"model": deployment.lab.model, "prompt": "named", "max_tokens": 1, "ignore_eos": True}
+    params: dict[str, object] = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "t-1"}
+    for name, engine in zip(("one", "other"), deployment.lab.engines, strict=True):
+        reply = httpx.post(
+            f"{engine.url}/v1/completions", json=body | {"kv_transfer_params": params}, headers={"x-request-id": name},
+            timeout=30, trust_env=False,
+        )  # fmt: skip
+        assert reply.status_code == 200
+        params = {**(reply.json().get("kv_transfer_params") or {}), "transfer_id": "t-1"}
+    with Store.open(deployment.record(), "read") as store:
+        rows = store.rows("SELECT stage::VARCHAR AS stage, request FROM event WHERE ref = 't-1' ORDER BY t_ns")
+
+    assert [row["stage"] for row in rows] == ["prefill.allocated", "decode.allocated"]
+    assert ["one" in rows[0]["request"], "other" in rows[1]["request"]] == [True, True]

@@ -51,6 +51,12 @@ def renamed(trace: Trace, names: Mapping[str, str]) -> Trace:
     return copy
 
 
+def carrying(trace: Trace, prefill: str, decode: str) -> Trace:
+    """Return a copy whose legs were sent these transfer_ids."""
+    trace = changed(trace.at(3.6, stages.PREFILL_ALLOCATED, P_LEG, 38), stages.PREFILL_ALLOCATED, ref=prefill)
+    return changed(trace, stages.DECODE_ALLOCATED, ref=decode)
+
+
 def unanswered(trace: Trace) -> Trace:
     """Return a copy in which D was never ready and nothing came out."""
     return trace.without(

@@ -9,6 +9,7 @@ from tests.field.scenes import (
     D_LEG,
     P_LEG,
     by_id,
+    carrying,
     changed,
     engines_only,
     lacking,
@@ -43,16 +44,32 @@ def _without_word() -> Trace:
         (push(), "matched"),
         (changed(pull(), stages.DECODE_ENQUEUED, ref=P_LEG), "remote_request_id"),
         (_without_word(), "base_id"),
+        (carrying(_without_word(), "t", "t"), "transfer_id"),
+        (carrying(_without_word(), "t", "u"), "base_id"),
+        (carrying(push(), "t", "u"), "matched"),
+        (renamed(carrying(_without_word(), "t", "t"), {D_LEG: "cmpl-r2-0-bbbbbbbb"}), "transfer_id"),
+        (renamed(carrying(_without_word(), "t", ""), {D_LEG: "cmpl-r2-0-bbbbbbbb"}), "none"),
         (renamed(_without_word(), {D_LEG: "cmpl-r2-0-bbbbbbbb"}), "none"),
         (
             renamed(engines_only(pull()), {P_LEG: "chatcmpl-q-aaaaaaaa", D_LEG: "chatcmpl-r-bbbbbbbb"}),
             "remote_request_id",
         ),
     ],
-    ids=["sender's match", "told by D", "same base", "nothing", "told by D, ids of their own"],
+    ids=[
+        "sender's match",
+        "told by D",
+        "same base",
+        "same transfer",
+        "same base, other transfers",
+        "sender's match, other transfers",
+        "same transfer, ids of their own",
+        "one transfer, ids of their own",
+        "nothing",
+        "told by D, ids of their own",
+    ],
 )
 def test_what_joins_the_legs_is_stored(trace: Trace, method: str) -> None:
-    """vllm#27987, vllm#34415, dynamo#7030. Match, then what D was told, then the id; never a trace context."""
+    """vllm#27987, vllm#34415, dynamo#7030. Match, what D was told, the transfer, the id; never a trace context."""
     answer = max(trace.answers(), key=lambda one: (len(one.request.transfers), one.ttft_ns or 0))
 
     assert answer.request.join_method == method
@@ -75,6 +92,17 @@ def test_ids_of_other_routers_are_found_again(sent: str, engine_side: str) -> No
     answer = engines_only(renamed(pull(), names)).answer()
 
     assert (answer.request.request_id, answer.verdict, answer.scope) == (sent, "complete", "engine")
+
+
+def test_a_transfer_id_that_several_prompts_share_joins_none_of_them() -> None:
+    """Prompts of one completion have one transfer_id: what tells them apart is their ids."""
+    second = {"r1": "r1", P_LEG: "cmpl-r1-1-aaaaaaaa", D_LEG: "cmpl-r1-1-bbbbbbbb"}
+    one = carrying(_without_word(), "t", "t")
+    both = repeated(one, renamed(lacking(one, lambda e: not e.request.startswith("cmpl-")), second)).answers()
+
+    assert [answer.request.join_method for answer in both] == ["base_id", "base_id"]
+    names = [{e.request for events in a.request.events.values() for e in events if "cmpl" in e.request} for a in both]
+    assert sorted(map(sorted, names)) == [[P_LEG, D_LEG], [second[P_LEG], second[D_LEG]]]
 
 
 def test_without_the_random_suffix_each_arrival_is_a_request() -> None:

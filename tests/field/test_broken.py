@@ -11,9 +11,10 @@ from kvtrace.analyze import analyze
 from kvtrace.findings import checks, gather
 from kvtrace.report import comparison, contrasts, population
 from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.scenes import D_LEG, P_LEG, engines_only, lacking, total_ms, unanswered
 from tests.test_analyze import fill
-from tests.test_findings import findings_of, names, run_of
+from tests.test_findings import LAPSE_MS, findings_of, names, run_of
 from tests.trace import MS, P_API, D, P, Trace, causes_ms, ns, pull, push
 
 
@@ -148,8 +149,10 @@ def test_the_prompt_is_tokenised_again_on_d() -> None:
 
 
 def _failing(name: str) -> Trace:
-    if int(name[1:]) % 6:
-        return pull(name)
+    return pull(name) if int(name[1:]) % 6 else _failed(name)
+
+
+def _failed(name: str) -> Trace:
     leg = f"cmpl-{name}-0-bbbbbbbb"
     trace = unanswered(pull(name)).without("transfer.done")
     return trace.at(41, stages.TRANSFER_FAILED, leg, 7, ref="ERR").at(44, stages.LOAD_FAILED, leg, 0, 38)
@@ -174,3 +177,25 @@ def test_failures_of_a_pair_are_counted(tmp_path: Path) -> None:
     assert (row["engine"], row["transfers"], row["failed"]) == ("engine-d", 24, 4)
     (tmp_path / "plain").mkdir()
     assert findings_of(tmp_path / "plain", run_of(pull)) == []
+
+
+def test_since_when_a_pair_fails_is_told(tmp_path: Path) -> None:
+    """wtdcode/vllm-backport#33. Dead after ten reads: none of the first five seconds fails, then all of them do."""
+
+    def told(trace: Trace, path: Path) -> list[tuple[object, ...]]:
+        with Store.open(path / "run.duckdb", "write") as store:
+            fill(store, trace)
+            analyze(store)
+        rows = ask(path / "run.duckdb", "failures_over_time", bucket_ns=10 * int(LAPSE_MS) * MS)
+        return [
+            (row["prefill_engine"], row["decode_engine"], row["requests"], row["failed_share"], row["verdict"])
+            for row in rows
+        ]
+
+    dead = told(run_of(lambda name: pull(name) if int(name[1:]) < 10 else _failed(name)), tmp_path)
+    (tmp_path / "alive").mkdir()
+    alive = told(run_of(pull), tmp_path / "alive")
+
+    pair = ("engine-p", "engine-d")
+    assert dead == [(*pair, 10, 0, None), (*pair, 10, 1, "failed"), (*pair, 4, 1, "failed")]
+    assert alive == [(*pair, count, 0, None) for count in (10, 10, 4)]

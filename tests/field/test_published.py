@@ -12,6 +12,7 @@ from kvtrace.analyze import analyze
 from kvtrace.findings import checks, gather
 from kvtrace.report import population, selection, sentences
 from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.published import FIRST_TOKEN_ON_P_MS, hand_over, joined, queued, read
 from tests.field.scenes import changed, lacking, repeated, total_ms
 from tests.test_analyze import fill
@@ -153,6 +154,28 @@ def test_ttft_by_concurrency_is_queue_and_not_hand_off() -> None:
     assert [b - a for a, b in pairwise(waited)] == pytest.approx([202] * 11, abs=3)
     assert {answer.shares_ns["transfer"] for answer in crowd} == {alone.shares_ns["transfer"]}
     assert crowd[-1].shares_ns["compute.queue"] > 0.8 * (crowd[-1].ttft_ns or 0)
+
+
+def test_ttft_by_concurrency_is_a_table(tmp_path: Path) -> None:
+    """dynamo#2552, sglang#6411, dynamo#4425. In a crowd the queue grows with the number in flight, alone there is none.
+
+    What is handed over takes as long either way.
+    """
+
+    def table(every_ms: float, path: Path) -> list[tuple[int, int, int, int, int]]:
+        with Store.open(path / "run.duckdb", "write") as store:
+            fill(store, repeated(*queued(200, count=12, every_ms=every_ms)))
+            analyze(store)
+        return [
+            (row["in_flight_from"], row["requests"], round(row["compute_queue_ms"], -2), row["transfer_ms"],
+             round(row["ttft_p50_ms"], -2))
+            for row in ask(path / "run.duckdb", "ttft_by_concurrency")
+        ]  # fmt: skip
+
+    (tmp_path / "apart").mkdir()
+
+    assert table(1, tmp_path) == [(1, 1, 0, 6, 200), (2, 2, 100, 6, 500), (4, 4, 700, 6, 1100), (8, 5, 1600, 6, 2100)]
+    assert table(1_000, tmp_path / "apart") == [(1, 12, 0, 6, 200)]
 
 
 # sglang#22853: +200 ms at 6 ms of transfer --------------------------------------------------------------------------

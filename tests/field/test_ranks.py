@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvtrace import stages
+from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.scenes import D1, D_LEG, P1, P_LEG, changed, lacking, ranks, total_ms, two_ranks, waited_ms
+from tests.test_analyze import fill
+from tests.test_schema import append_process
 from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
 
 BOTH = ranks(2, 2)
@@ -137,6 +143,21 @@ def test_each_ranks_post_and_wire_are_told_apart() -> None:
     assert (causes_ms(other)["post"], causes_ms(other)["wire"]) == (1, pytest.approx(11.9))
 
 
+def test_by_which_ways_an_engines_bytes_may_go(tmp_path: Path) -> None:
+    """vllm#26382. Backends and transports of every worker, each once; nothing is said for an engine that says none."""
+    path = tmp_path / "run.duckdb"
+    with Store.open(path, "write") as store:
+        fill(store, pull())
+        append_process(store, 20, kind="worker", engine_id="engine-d", nixl_backends="UCX", ucx_tls="cuda_ipc,tcp")
+        append_process(store, 21, kind="worker", engine_id="engine-d", nixl_backends="UCX", ucx_tls="all")
+    rows = {row["engine"]: row for row in ask(path, "engines")}
+
+    told = [(row["nixl_backends"], row["ucx_tls"], row["ucx_net_devices"]) for row in rows.values()]
+    assert dict(zip(rows, told, strict=True)) == {
+        "engine-p": (None, None, None), "engine-d": ("UCX", "all; cuda_ipc,tcp", None),
+    }  # fmt: skip
+
+
 def test_completions_that_come_twice_change_nothing() -> None:
     """vllm#51786. A second report, notification and ready after the first step are told, and move no time."""
     plain = push()
@@ -147,6 +168,15 @@ def test_completions_that_come_twice_change_nothing() -> None:
     assert (answer.verdict, answer.note) == ("complete", "rank 0 of D reported the KV 2 times")
     only_late = lacking(trace, lambda e: e.stage in ("decode.reported", "decode.ready") and e.t_ns < ns(60))
     assert causes_ms(only_late.answer()) != causes_ms(plain.answer())
+
+
+def test_which_of_a_workers_connectors_spoke_is_told() -> None:
+    """vllm#51786, vllm#31145. Both children of a MultiConnector report one request, or one of them does so twice."""
+    both = push().at(80, stages.REPORTED, D_LEG, 0, 1)
+    one = changed(both, stages.REPORTED, b=0)
+
+    assert both.answer().note == "rank 0 of D reported the KV 2 times, by its connectors 0 and 1"
+    assert one.answer().note == "rank 0 of D reported the KV 2 times"
 
 
 def test_a_transfer_to_another_engine_than_the_prompts_is_flagged() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvtrace import stages
+from kvtrace.analyze import analyze
+from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.scenes import D_LEG, P_LEG, changed, engines_only, lacking, total_ms
+from tests.test_analyze import fill
 from tests.trace import MS, P, Trace, causes_ms, pull, push
 
 HANDED_OVER = ("decode.load_started", "decode.reported", "decode.ready")
@@ -37,6 +43,24 @@ def test_tokens_from_p_are_no_prefix_hits() -> None:
     assert (brought.verdict, brought.note) == ("complete", "")
     assert (sum(t.moved_bytes for t in brought.request.transfers), len(cached.request.transfers)) == (1_300_000, 0)
     assert "cached" in cached.note
+
+
+def test_counts_of_tokens_say_whose_they_are(tmp_path: Path) -> None:
+    """vllm#46898. 400 tokens of D's cache and 199 of P, also where D looked before; the look gone, nothing is said."""
+    looked = changed(pull(), stages.DECODE_ALLOCATED, b=199).at(36.9, stages.DECODE_CONSIDERED, D_LEG, 400, 199)
+    looked.at(36.2, stages.DECODE_CONSIDERED, D_LEG, 0, 599).at(60, stages.DECODE_CONSIDERED, D_LEG, 599, 0)
+    told = []
+    for name, trace in (("looked", looked), ("unseen", looked.without("decode.considered", "decode.allocated"))):
+        path = tmp_path / f"{name}.duckdb"
+        with Store.open(path, "write") as store:
+            fill(store, trace)
+            analyze(store)
+        (row,) = ask(path, "request_summary", request="r1")
+        told.append((row["prompt_tokens"], row["cached_tokens"], row["remote_tokens"]))
+
+    assert told == [(600, 400, 199), (600, None, None)]
+    assert looked.without("decode.allocated").answer().prefix == (599, 0)
+    assert pull().answer().prefix == (None, 599)
 
 
 def test_a_partial_prefix_hit_moves_the_rest() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvtrace import keeping, legs
+from kvtrace import keeping, legs, stages
 from kvtrace.analyze import analyze
 from kvtrace.store import Store
 from tests.field.published import read
-from tests.field.scenes import D_LEG, P_LEG, engines_only, occupant, passed_over, renamed, repeated
+from tests.field.scenes import D_LEG, P_LEG, carrying, changed, engines_only, occupant, passed_over, renamed, repeated
 from tests.field.test_attempts import answers_to_one, timed_out, two_prefills
 from tests.field.test_waiting import behind
 from tests.test_analyze import fill
@@ -38,6 +38,10 @@ SCENES: dict[str, Callable[[], Trace]] = {
     "several answers": lambda: answers_to_one(3),
     "one id twice": _twice,
     "ids of their own": _apart,
+    "ids of their own, one transfer": lambda: renamed(
+        carrying(changed(push(), stages.DECODE_ENQUEUED, ref="").without("transfer.matched"), "t", "t"),
+        {D_LEG: "cmpl-x9-0-bbbbbbbb"},
+    ),
     "posts of others": lambda: behind("cmpl-o-0-cccccccc"),
     "posts in steps of others": lambda: read(6.7, 38.7, on_forward_thread=True),
     "a pair's fastest": lambda: repeated(_unseen("r1"), push(name="r2").later(20, 50), _unseen("r3").later(200, 100)),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from kvtrace import division, stages
+from kvtrace.analyze import analyze
 from kvtrace.evidence import Timeline
 from kvtrace.model import Attribution, Step
 from kvtrace.occupancy import Held, Occupancy, Span
+from kvtrace.store import Store
+from tests.asked import ask
 from tests.field.scenes import (
     D_LEG,
     P_LEG,
@@ -19,7 +25,8 @@ from tests.field.scenes import (
     repeated,
     waited_ms,
 )
-from tests.trace import MS, D, P, Trace, causes_ms, ns, pull, push
+from tests.test_analyze import fill
+from tests.trace import MS, PROCESSES, D, P, Trace, causes_ms, ns, pull, push
 
 
 def test_budget_slots_and_blocks_are_told_apart() -> None:
@@ -38,6 +45,54 @@ def test_budget_slots_and_blocks_are_told_apart() -> None:
     assert waited_ms(blocks, "decode.queue") == pytest.approx(
         {"KV blocks: computing requests hold 900, those that wait for KV 0": 29.8} | turn
     )
+
+
+def test_the_schedulers_limits_say_what_was_full() -> None:
+    """vllm#42568. 2,048 tokens of three requests fill the budget of one engine and leave room in another's."""
+
+    def waited_for(tokens: int, requests: int, most: tuple[int, int]) -> str:
+        trace = passed_over(tokens=tokens, requests=requests)
+        processes = {**PROCESSES, D: replace(PROCESSES[D], max_tokens=most[0], max_requests=most[1])}
+        (answer,) = trace.answers(processes)
+        assert answer.shares_ns == trace.answer().shares_ns
+        return next(what for what in waited_ms(answer, "decode.queue") if "step 5" in what)
+
+    takes = "step 5 takes 2048 of 2048 tokens and 3 of 16 requests"
+    assert waited_for(2048, 3, (2048, 16)) == f"the token budget: {takes}"
+    assert waited_for(2048, 3, (8192, 3)) == "a batch slot: step 5 takes 2048 of 8192 tokens and 3 of 3 requests"
+    assert waited_for(2048, 3, (8192, 16)) == "a place: step 5 takes 2048 of 8192 tokens and 3 of 16 requests"
+    assert waited_for(16, 16, (16, 16)).startswith("the token budget and a batch slot: ")
+    assert waited_for(2048, 3, (0, 0)) == "the token budget: step 5 takes 2048 tokens of 3 requests"
+
+
+def test_an_engine_with_two_schedulers_of_other_limits_has_none() -> None:
+    """A restart with other flags: which of the two made a step up is not asked, and the step itself is what is left."""
+    one = replace(PROCESSES[D], max_tokens=2048, max_requests=16)
+    same, other = (replace(one, process=9, max_requests=most) for most in (16, 32))
+    trace = passed_over(tokens=2048, requests=3)
+
+    told = [trace.answers({**PROCESSES, D: one, 9: two})[0] for two in (same, other)]
+
+    assert ["of 2048 tokens" in " ".join(waited_ms(answer, "decode.queue")) for answer in told] == [True, False]
+
+
+def test_a_core_that_the_forward_thread_shares_is_told(tmp_path: Path) -> None:
+    """vllm#53636. At three of four looks another thread ran on its CPU; bound elsewhere, it has the core to itself."""
+
+    def told(trace: Trace, path: Path) -> list[tuple[object, ...]]:
+        with Store.open(path, "write") as store:
+            fill(store, trace)
+            analyze(store)
+        names = ("engine", "looks", "shared", "shared_share", "beside_most", "cpus")
+        return [tuple(row[name] for name in names) for row in ask(path, "cores")]
+
+    trace = pull()
+    for at_ms, beside in ((10, 1), (1010, 2), (2010, 0), (3010, 1)):
+        trace.at(at_ms, stages.PLACED, "", 3, beside, beside, 40, process=D)
+
+    assert told(trace, tmp_path / "shared.duckdb") == [("engine-d", 4, 3, 0.75, 2, 1)]
+    alone = changed(trace, stages.PLACED, b=0)
+    assert told(alone, tmp_path / "alone.duckdb") == [("engine-d", 4, 0, 0, 0, 1)]
 
 
 def test_who_holds_the_blocks_decides_the_class() -> None:

@@ -74,7 +74,8 @@ CREATE TYPE stage AS ENUM (
   'prefill.handed_over',
   'prefill.checked',
   'decode.checked',
-  'transfer.unchecked'
+  'transfer.unchecked',
+  'thread.placed'
 );
 
 CREATE TABLE run (
@@ -129,11 +130,11 @@ COMMENT ON COLUMN event."process" IS 'Process that emitted it.';
 COMMENT ON COLUMN event."stage" IS 'Which point; the view `vocabulary` says what it means.';
 COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
-COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
-COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked.';
-COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked.';
-COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked.';
-COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked.';
+COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; transfer_id: prefill.allocated; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; transfer_id: decode.allocated; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
+COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
+COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
+COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
+COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
 
 CREATE TABLE loss (
   "process" INTEGER,
@@ -187,6 +188,8 @@ CREATE TABLE request (
   "prefill_engine" VARCHAR,
   "decode_engine" VARCHAR,
   "prompt_tokens" BIGINT,
+  "cached_tokens" BIGINT,
+  "remote_tokens" BIGINT,
   "output_tokens" BIGINT,
   "start_ns" BIGINT,
   "first_token_ns" BIGINT,
@@ -236,6 +239,8 @@ COMMENT ON COLUMN request."join_method" IS 'How the two sides were found to be o
 COMMENT ON COLUMN request."prefill_engine" IS 'Engine id of P.';
 COMMENT ON COLUMN request."decode_engine" IS 'Engine id of D.';
 COMMENT ON COLUMN request."prompt_tokens" IS 'Length of the prompt; NULL if nobody said it.';
+COMMENT ON COLUMN request."cached_tokens" IS 'Prompt tokens that D had in its prefix cache; NULL if it was not seen to look.';
+COMMENT ON COLUMN request."remote_tokens" IS 'Prompt tokens that were to come from P; NULL if D did not say how many.';
 COMMENT ON COLUMN request."output_tokens" IS 'Tokens produced; NULL if nobody said how many.';
 COMMENT ON COLUMN request."start_ns" IS 'First moment seen, unix ns.';
 COMMENT ON COLUMN request."first_token_ns" IS 'First content leaving for the client, unix ns; NULL if none.';
@@ -490,7 +495,7 @@ CREATE TABLE notable (
   "a" BIGINT,
   "b" BIGINT
 );
-COMMENT ON TABLE notable IS 'Events that are asked for by their kind, copied from table event: leases, handshakes, failures.';
+COMMENT ON TABLE notable IS 'Events that are asked for by their kind, copied from table event: leases, handshakes, failures, threads.';
 COMMENT ON COLUMN notable."process" IS 'Process that emitted it.';
 COMMENT ON COLUMN notable."stage" IS 'Which point.';
 COMMENT ON COLUMN notable."t_ns" IS 'When, unix ns.';
@@ -602,7 +607,7 @@ FROM (VALUES
     ('prefill.http_disconnected', 44, 'prefill', 'The peer of P''s HTTP server went away before the end.', '', '', '', '', ''),
     ('prefill.enqueued', 50, 'prefill', 'The request is in P''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', '', '', ''),
     ('prefill.considered', 51, 'prefill', 'P''s scheduler looks at the request.', 'local_tokens [tokens]', 'remote_tokens [tokens]', '', '', ''),
-    ('prefill.allocated', 52, 'prefill', 'The request has blocks on P.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', ''),
+    ('prefill.allocated', 52, 'prefill', 'The request has blocks on P.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', 'transfer_id'),
     ('prefill.scheduled', 53, 'prefill', 'A step on P includes the request.', 'step', 'tokens [tokens]', 'computed_tokens [tokens]', 'prompt_tokens [tokens]', ''),
     ('prefill.finished', 54, 'prefill', 'P is done with the request and its blocks are known.', 'blocks [blocks]', 'kept', '', '', 'status'),
     ('prefill.aborted', 55, 'prefill', 'The request was aborted on P.', '', '', '', '', 'status'),
@@ -615,11 +620,11 @@ FROM (VALUES
     ('prefill.lease_extended', 62, 'prefill', 'A heartbeat from D extends the lease.', 'rank', '', '', '', ''),
     ('decode.enqueued', 70, 'decode', 'The request is in D''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', 'remote', '', 'remote_request_id'),
     ('decode.considered', 71, 'decode', 'D''s scheduler looks at the request.', 'local_tokens [tokens]', 'remote_tokens [tokens]', '', '', ''),
-    ('decode.allocated', 72, 'decode', 'Blocks are reserved on D: the destination is prepared.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', ''),
+    ('decode.allocated', 72, 'decode', 'Blocks are reserved on D: the destination is prepared.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', 'transfer_id'),
     ('decode.registration_queued', 73, 'decode', 'D''s worker hands the registration to its sender.', 'rank', '', '', '', ''),
     ('decode.registration_sent', 74, 'decode', 'The registration leaves D.', 'rank', 'message_bytes [bytes]', 'peer_rank', '', ''),
     ('decode.load_started', 75, 'decode', 'D''s worker begins to load the KV.', 'rank', 'blocks [blocks]', '', '', 'remote_engine'),
-    ('decode.reported', 76, 'decode', 'D''s worker reports the KV as complete.', 'rank', '', '', '', ''),
+    ('decode.reported', 76, 'decode', 'D''s worker reports the KV as complete.', 'rank', 'connector', '', '', ''),
     ('decode.ready', 77, 'decode', 'D''s scheduler knows that the KV is there on every rank.', '', '', '', '', ''),
     ('decode.scheduled', 78, 'decode', 'A step on D includes the request.', 'step', 'tokens [tokens]', 'computed_tokens [tokens]', 'prompt_tokens [tokens]', ''),
     ('decode.finished', 79, 'decode', 'D is done with the request.', 'output_tokens [tokens]', '', '', '', 'status'),
@@ -653,7 +658,8 @@ FROM (VALUES
     ('prefill.handed_over', 135, 'prefill', 'P''s worker reports that the KV is with D, so that its blocks can go.', 'rank', '', '', '', ''),
     ('prefill.checked', 136, 'prefill', 'P''s worker knows the checksum of a block that it has computed.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', 'decode_request_id'),
     ('decode.checked', 137, 'decode', 'D''s worker knows the checksum of a block that has arrived.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', ''),
-    ('transfer.unchecked', 138, 'transfer', 'A worker could not take the checksum of blocks that it should have.', 'rank', 'blocks [blocks]', '', '', 'reason')
+    ('transfer.unchecked', 138, 'transfer', 'A worker could not take the checksum of blocks that it should have.', 'rank', 'blocks [blocks]', '', '', 'reason'),
+    ('thread.placed', 139, 'process', 'A look, once a second, at the threads of a worker''s process: where its forward thread is, and who is beside it.', 'cpu', 'beside', 'running', 'looked', '')
 ) AS v(stage, code, "where", doc, a, b, c, d, ref);
 COMMENT ON VIEW vocabulary IS 'What every stage means and what it keeps in a, b, c, d and ref.';
 COMMENT ON COLUMN vocabulary."stage" IS 'Name of the stage.';
@@ -791,7 +797,7 @@ SELECT
     WHEN 'decode.registration_queued' THEN map(['rank'], [e.a])
     WHEN 'decode.registration_sent' THEN map(['rank', 'message_bytes', 'peer_rank'], [e.a, e.b, e.c])
     WHEN 'decode.load_started' THEN map(['rank', 'blocks'], [e.a, e.b])
-    WHEN 'decode.reported' THEN map(['rank'], [e.a])
+    WHEN 'decode.reported' THEN map(['rank', 'connector'], [e.a, e.b])
     WHEN 'decode.scheduled' THEN map(['step', 'tokens', 'computed_tokens', 'prompt_tokens'], [e.a, e.b, e.c, e.d])
     WHEN 'decode.finished' THEN map(['output_tokens'], [e.a])
     WHEN 'decode.load_failed' THEN map(['rank', 'blocks'], [e.a, e.b])
@@ -822,6 +828,7 @@ SELECT
     WHEN 'prefill.checked' THEN map(['rank', 'block', 'checksum', 'checked_bytes'], [e.a, e.b, e.c, e.d])
     WHEN 'decode.checked' THEN map(['rank', 'block', 'checksum', 'checked_bytes'], [e.a, e.b, e.c, e.d])
     WHEN 'transfer.unchecked' THEN map(['rank', 'blocks'], [e.a, e.b])
+    WHEN 'thread.placed' THEN map(['cpu', 'beside', 'running', 'looked'], [e.a, e.b, e.c, e.d])
     ELSE map(CAST([] AS VARCHAR[]), CAST([] AS BIGINT[]))
   END AS payload,
   e.ref

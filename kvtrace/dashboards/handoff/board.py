@@ -54,11 +54,11 @@ def board() -> Board:
         VARIABLES,
         {
             "This run": [*shares.run(), *shares.findings()],
-            "Where the time to first token goes": shares.ttft(),
+            "Where the time to first token goes": [*shares.ttft(), *shares.groups()],
             "Push against pull, and the targets": [*shares.modes(), *shares.registrations()],
             "What requests wait for": [*waits.causes(), *waits.unseen()],
             "Transfers": [*waits.transfers(), *waits.by_engine(), *waits.peers()],
-            "Engines and queues": engines.engines(),
+            "Engines and queues": [*engines.engines(), *engines.within()],
             "Blocks, leases, failures": [*engines.trouble(), *engines.blocks()],
             "After the first token": requests.pace(),
             "Requests": requests.slowest(),

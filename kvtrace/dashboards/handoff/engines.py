@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.dashboards.handoff.columns import (
     COORDINATION,
     MODE,
+    PAIR,
     QUEUE,
     REQUESTS,
     RUN,
@@ -54,6 +55,12 @@ def engines() -> list[Panel]:
             ],
             unit="ms",
         ),
+    ]
+
+
+def within() -> list[Panel]:
+    """Return the panels about what goes on in one engine: its steps and its forward threads."""
+    return [
         table(
             "Steps",
             "compare engines: tokens and requests a step, and the connector's share",
@@ -68,6 +75,20 @@ def engines() -> list[Panel]:
                 Column("connector_p50_us", "connector p50", "µs"),
                 Column("connector_p99_us", "p99", "µs"),
                 Column("connector_share", "connector", "percentunit", COORDINATION, bar=True),
+            ],
+            width=12,
+        ),
+        table(
+            "Cores of forward threads",
+            "see whether another busy thread of the worker takes the forward thread's core",
+            "cores",
+            [
+                Column("engine"),
+                Column("rank"),
+                Column("looks"),
+                Column("shared_share", "shared, of all", "percentunit", COORDINATION, bar=True),
+                Column("beside_most", "most beside it"),
+                Column("cpus", "CPUs it was on"),
             ],
             width=12,
         ),
@@ -105,6 +126,20 @@ def trouble() -> list[Panel]:
                 Column("engine"),
                 Column("count", width=80),
                 Column("last_at", "last"),
+                Column("example"),
+            ],
+            width=12,
+        ),
+        table(
+            "Failures by pair",
+            "see since when requests of a pair of engines go wrong",
+            "failures_over_time",
+            [
+                Column("ts", "from"),
+                *PAIR,
+                REQUESTS,
+                Column("failed_share", "failed, of all", "percentunit", VERMILION, bar=True),
+                Column("verdict"),
                 Column("example"),
             ],
             width=12,

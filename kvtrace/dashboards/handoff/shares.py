@@ -106,6 +106,12 @@ def ttft() -> list[Panel]:
             width=8,
             height=10,
         ),
+    ]
+
+
+def groups() -> list[Panel]:
+    """Return the panels that hold requests of one kind against those of another."""
+    return [
         table(
             "By length of the prompt",
             "see from which length on computing or moving takes over",
@@ -118,6 +124,20 @@ def ttft() -> list[Panel]:
                 *class_columns(bar=True),
                 *TTFT,
                 Column("us_per_token", "per prompt token", "µs"),
+            ],
+            height=5,
+        ),
+        table(
+            "By concurrency",
+            "see whether the queue or the hand-off grows with the number of requests in flight",
+            "ttft_by_concurrency",
+            [
+                Column("in_flight_from", "in flight from"),
+                Column("in_flight_to", "to"),
+                MODE,
+                REQUESTS,
+                *class_columns(bar=True),
+                *TTFT,
             ],
             height=5,
         ),

@@ -25,6 +25,12 @@ def strange() -> list[tuple[str, str]]:
       AS o ON o.id = l.other AND o.is_p = l.to_p WHERE o.base <> l.base""",
         ),
         (
+            "sharing",
+            """SELECT unnest(list(DISTINCT base)) AS base
+    FROM (SELECT base, unnest(carried) AS other FROM r WHERE carried IS NOT NULL)
+    WHERE other IS NOT NULL GROUP BY other HAVING count(DISTINCT base) > 1""",
+        ),
+        (
             "misnamed",
             f"""SELECT unnest([n.base, n.other]) AS base FROM (SELECT mine AS base, unnest([cut,
       CASE WHEN starts_with(whole, 'cmpl-') THEN regexp_replace(stem, '-[0-9]+$', '') END, stem]) AS other
@@ -39,7 +45,7 @@ def strange() -> list[tuple[str, str]]:
         (
             "strange",
             """SELECT base, min(kind) AS kind FROM (
-    SELECT base, 1 AS kind FROM astray UNION ALL SELECT base, 1 FROM misnamed
+    SELECT base, 1 AS kind FROM astray UNION ALL SELECT base, 1 FROM misnamed UNION ALL SELECT base, 1 FROM sharing
     UNION ALL SELECT base, 2 FROM r SEMI JOIN twice ON twice.id = hash(r.base)
     UNION ALL SELECT base, 3 FROM r SEMI JOIN asked ON asked.key = r.client WHERE client <> ''
     UNION ALL SELECT base, 3 FROM r SEMI JOIN asked ON asked.key = r.base WHERE client = '') GROUP BY base""",

@@ -215,7 +215,8 @@ def legs() -> list[tuple[str, str]]:
     {most("d", s.PREFILL_SCHEDULED)} AS own_d, {most("t_ns", s.PREFILL_FINISHED)} AS finished,
     {spread("staged", s.PREFILL_STAGED)}, {spread("picked", s.SENDER_PICKED)}, {spread("matched", s.MATCHED)},
     {least("process", *waiting)} AS w_p0, {most("process", *waiting)} AS w_p1,
-    {named("ref", s.MATCHED)}, {count(s.HANDED_OVER)} AS handed_n"""
+    {named("ref", s.MATCHED)}, {count(s.HANDED_OVER)} AS handed_n,
+    {named("carried", s.PREFILL_ALLOCATED)}"""
     of_d = f"""{least("t_ns", s.DECODE_ENQUEUED)} AS enq, {most("t_ns", s.DECODE_ENQUEUED)} AS enq_mx,
     {most("c", s.DECODE_ENQUEUED)} AS remote, {named("ref", s.DECODE_ENQUEUED)},
     {_looked(s.DECODE_CONSIDERED, s.DECODE_ALLOCATED)},
@@ -232,7 +233,8 @@ def legs() -> list[tuple[str, str]]:
     {most("d", s.DECODE_SCHEDULED)} AS own_d, {spread("received", s.REGISTRATION_RECEIVED)},
     {most("process", s.REGISTRATION_RECEIVED)} AS received_p1,
     {last("process", s.REGISTRATION_RECEIVED)} AS reader,
-    {least("process", s.REGISTRATION_RECEIVED)} AS received_p0"""
+    {least("process", s.REGISTRATION_RECEIVED)} AS received_p0,
+    {named("carried", s.DECODE_ALLOCATED)}"""
     return [transfers(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 
 

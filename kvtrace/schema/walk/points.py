@@ -222,6 +222,8 @@ def _ids() -> str:
     CASE WHEN p_vain THEN hash(p_request) END AS p_vain, CASE WHEN d_vain THEN hash(d_request) END AS d_vain,
     CASE WHEN d_ref1 IS NOT NULL AND ({of_p}) THEN [d_ref0, d_ref1] END AS of_p,
     CASE WHEN p_ref1 IS NOT NULL AND ({of_d}) THEN [p_ref0, p_ref1] END AS of_d,
+    CASE WHEN p_carried0 IS NOT NULL OR d_carried0 IS NOT NULL
+      THEN [p_carried0, p_carried1, d_carried0, d_carried1] END AS carried,
     CASE WHEN NOT has_f THEN list_filter([p_request, CASE WHEN has_d THEN d_request END], lambda x: x IS NOT NULL)
       END AS nameless"""
 

@@ -1,0 +1,94 @@
+"""Once a second: on which CPU the forward thread is, and how many other threads of its process want that CPU.
+
+A thread of NIXL or UCX that spins on the forward thread's core takes half of it, and no event says so: steps only
+become longer. The kernel says where each thread last ran and whether it runs or could run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import NamedTuple
+
+from instrumented_connectors.watch import Tracer
+from kvtrace import stages
+
+_PLACED = stages.PLACED.code
+EVERY_S = 1.0
+# Every call to the kernel takes the interpreter's lock from the forward thread, so a look makes few: those that were
+# busy when last looked at, some others in turn, and the list of all of them now and then.
+BUSY_MOST, IN_TURN, LIST_EVERY = 4, 8, 30
+_TASKS = "/proc/self/task"
+_READ_BYTES = 1024
+
+
+class Placed(NamedTuple):
+    """One look: the CPU of the forward thread, other threads that run or could run there, and how many were looked at.
+
+    `running` counts the threads that run or could run anywhere, the forward thread not among them.
+    """
+
+    cpu: int
+    beside: int
+    running: int
+    looked: int
+
+
+class Cores:
+    """Looks at the threads of this process, once a second from the first step on."""
+
+    def __init__(self, tracer: Tracer, tasks: str = _TASKS) -> None:
+        self._tracer = tracer
+        self._tasks = tasks
+        self._looks = 0
+        self._others: list[int] = []
+        self._busy: list[int] = []
+        self._stopped = threading.Event()
+
+    def begin(self) -> None:
+        """Look from now on at the threads that share a CPU with the thread that calls this."""
+        forward = threading.get_native_id()
+        threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+
+    def _run(self, forward: int) -> None:
+        while not self._stopped.wait(EVERY_S) and self._tracer.enabled:
+            try:
+                placed = self.look(forward)
+            except (OSError, ValueError, IndexError):
+                return  # no such kernel, or the thread is gone: there is nothing more to see
+            self._tracer.emit(_PLACED, "", *placed)
+
+    def look(self, forward: int) -> Placed:
+        """Return where the forward thread is, and who is beside it; raise OSError where the kernel does not say."""
+        _, cpu = self._stat(forward)
+        if self._looks % LIST_EVERY == 0:
+            own = (forward, threading.get_native_id())
+            self._others = [thread for thread in map(int, os.listdir(self._tasks)) if thread not in own]
+        self._looks += 1
+        turn = [thread for thread in self._others if thread not in self._busy][:IN_TURN]
+        found: dict[int, tuple[bool, int]] = {}
+        ended: list[int] = []
+        for thread in (*self._busy, *turn):
+            try:
+                found[thread] = self._stat(thread)
+            except OSError:
+                ended.append(thread)
+        self._others = [one for one in self._others if one not in turn and one not in ended]
+        self._others += [one for one in turn if one in found]
+        self._busy = [thread for thread, (runs, _) in found.items() if runs][:BUSY_MOST]
+        running = [where for runs, where in found.values() if runs]
+        return Placed(cpu, running.count(cpu), len(running), len(found))
+
+    def _stat(self, thread: int) -> tuple[bool, int]:
+        """Return whether a thread runs or could run, and the CPU on which it last did."""
+        file = os.open(f"{self._tasks}/{thread}/stat", os.O_RDONLY)
+        try:
+            # The name, in parentheses, may hold anything; state is the third field, the CPU the 39th.
+            fields = os.read(file, _READ_BYTES).rpartition(b")")[2].split()
+        finally:
+            os.close(file)
+        return fields[0] == b"R", int(fields[36])

@@ -1,0 +1,97 @@
+"""Where the forward thread runs, and who is beside it: read from the kernel's own files, real ones and made-up ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from instrumented_connectors import cores
+from instrumented_connectors.cores import Cores, Placed
+from tests.connector_doubles import Memory
+
+FORWARD = 100
+
+
+def stat(folder: Path, thread: int, state: str, cpu: int, name: str = "python") -> None:
+    """Write the kernel's line about a thread: 38 fields, of which two count."""
+    (folder / str(thread)).mkdir(exist_ok=True)
+    fields = [state, *["0"] * 35, str(cpu), "0", "0"]
+    (folder / str(thread) / "stat").write_text(f"{thread} ({name}) {' '.join(fields)}\n")
+
+
+def test_who_runs_on_the_forward_threads_cpu_is_counted(tmp_path: Path) -> None:
+    """One that runs there, one that sleeps there, one that runs elsewhere. Names may look like the rest of a line."""
+    stat(tmp_path, FORWARD, "R", 3)
+    stat(tmp_path, 101, "R", 3, ") S 0 0")
+    stat(tmp_path, 102, "S", 3)
+    stat(tmp_path, 103, "R", 4)
+
+    assert Cores(Memory(), str(tmp_path)).look(FORWARD) == Placed(cpu=3, beside=1, running=2, looked=3)
+
+
+def test_of_many_threads_some_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two a look, and from then on the one that was busy; what has ended, and what has begun, is seen in time."""
+    monkeypatch.setattr(cores, "IN_TURN", 2)
+    monkeypatch.setattr(cores, "LIST_EVERY", 6)
+    for thread in (FORWARD, 101, 102, 103, 104, 105):
+        stat(tmp_path, thread, "R" if thread == 104 else "S", 0)
+    looking = Cores(Memory(), str(tmp_path))
+
+    first = [looking.look(FORWARD) for _ in range(4)]
+    assert max(look.beside for look in first[:3]) == 1
+    assert first[3] == Placed(cpu=0, beside=1, running=1, looked=3)
+    (tmp_path / "104" / "stat").unlink()
+    assert [looking.look(FORWARD).beside for _ in range(2)] == [0, 0]
+    looking._busy = [107]  # as if it had ended since the last look, and the list were new
+    assert looking.look(FORWARD).beside == 0
+    stat(tmp_path, 106, "R", 0)
+    assert max(looking.look(FORWARD).beside for _ in range(9)) == 1
+
+
+def test_without_such_files_nothing_is_said_and_tracing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "EVERY_S", 0.001)
+    memory = Memory()
+    Cores(memory, str(tmp_path / "none"))._run(FORWARD)
+
+    assert (memory.events, memory.enabled) == ([], True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_two_busy_threads_on_one_core_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real threads bound to one CPU, both hashing, which needs no interpreter."""
+    monkeypatch.setattr(cores, "EVERY_S", 0.005)
+    cpu = min(os.sched_getaffinity(0))
+
+    def beside(threads: int) -> int:
+        over, memory = threading.Event(), Memory()
+        looking = Cores(memory)
+
+        def work(*, is_forward: bool) -> None:
+            os.sched_setaffinity(0, {cpu})
+            if is_forward:
+                looking.begin()
+            while not over.is_set():
+                hashlib.sha256(bytes(1 << 22)).digest()
+
+        busy = [threading.Thread(target=work, kwargs={"is_forward": not number}) for number in range(threads)]
+        for thread in busy:
+            thread.start()
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s and len(memory.events) < 20:
+            time.sleep(0.01)
+        looking.stop()
+        over.set()
+        for thread in busy:
+            thread.join()
+        assert len(memory.events) >= 20
+        return sum(event.numbers[0] == cpu and event.numbers[1] > 0 for event in memory.events)
+
+    assert beside(2) >= 5
