@@ -185,18 +185,20 @@ def _steps(stamps: Iterable[Event], *, several: bool) -> list[Step]:
 
 
 def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> Step:
+    """Return the step of these events, which are not none and stand in time order under each stage's name."""
+
     def last(stage: stages.Stage) -> int:
-        return max((event.t_ns for event in found.get(stage.name, ())), default=0)
+        seen = found.get(stage.name)
+        return seen[-1].t_ns if seen else 0
 
     scheduled = found.get(stages.STEP_SCHEDULED.name, ())
     started = found.get(stages.STEP_STARTED.name, ())
     connected = found.get(stages.STEP_CONNECTED.name, ())
-    slowest = max(connected, key=lambda event: event.c, default=None)
-    first_ns = min((event.t_ns for events in found.values() for event in events), default=0)
+    slowest = max(connected, key=_connector_ns) if connected else None
     return Step(
         step=number,
-        scheduled_ns=scheduled[0].t_ns if scheduled else first_ns,
-        started_ns=min((event.t_ns for event in started), default=0),
+        scheduled_ns=scheduled[0].t_ns if scheduled else min(events[0].t_ns for events in found.values()),
+        started_ns=started[0].t_ns if started else 0,
         forwarded_ns=last(stages.STEP_FORWARDED),
         connected_ns=last(stages.STEP_CONNECTED),
         ended_ns=last(stages.STEP_ENDED),
@@ -207,6 +209,10 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         slowest=slowest.process if slowest is not None else 0,
         ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
     )
+
+
+def _connector_ns(connected: Event) -> int:
+    return connected.c
 
 
 def _vain(seen: list[Event]) -> Iterable[Look]:

@@ -52,7 +52,7 @@ def test_the_walk_in_sql_is_there_to_be_asked(tmp_path: Path, capsys: pytest.Cap
         analyze.analyze(store)
     sql = """SELECT count(*) AS walked, count(*) FILTER (w.ns IS DISTINCT FROM r.coordination_ns) AS differing
       FROM request AS r JOIN (SELECT request_id, sum(end_ns - start_ns) FILTER (class = 'coordination')::BIGINT AS ns
-        FROM WALK_segment GROUP BY request_id) AS w USING (request_id)"""
+        FROM walk_segment GROUP BY request_id) AS w USING (request_id)"""
 
     assert cli.main(["sql", str(path), sql, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -64,12 +64,14 @@ def test_an_older_store_is_readable_after_its_upgrade(older: Path, capsys: pytes
         rows = store.rows("SELECT request_id, ttft_ns, verdict FROM request ORDER BY request_id")
         facts = {row["name"]: row["value"] for row in store.rows("FROM run")}
         (events,) = store.rows("SELECT count(*) AS n, count(DISTINCT process) AS processes FROM event")
+        walked = store.rows("SELECT request_id, ttft_ns FROM walk_request ORDER BY request_id")
     assert rows == [
         {"request_id": "a", "ttft_ns": 60 * MS, "verdict": "complete"},
         {"request_id": "b", "ttft_ns": 60 * MS, "verdict": "complete"},
     ]
     assert (facts["schema_version"], facts["upgraded_from"]) == (str(schema.SCHEMA_VERSION), "1")
     assert facts["vllm"] == "0.32.0"
+    assert walked == [{"request_id": name, "ttft_ns": 60 * MS} for name in "ab"]
     assert events["n"] == len(push().events) + len(pull().events)
     assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
 

@@ -5,7 +5,9 @@ SQL may decline a request, with a reason, and then gives no number at all; how m
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,10 @@ from kvtrace import assemble, attribution, critical_path, schema, stages
 from kvtrace.analyze import load_events, load_processes
 from kvtrace.errors import UsageError
 from kvtrace.model import Attribution, Event
-from kvtrace.schema import walk
 from kvtrace.schema.walk import answers
 from kvtrace.store import Store
 from kvtrace.testing import Fleet, fill
+from tests.dashboards import tools
 from tests.trace import D, P, Trace, ns, pull, push
 from tests.walk_scenes import Scene, processes, scene
 
@@ -87,14 +89,20 @@ def path_of(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]
     return merged
 
 
-def compare(store: Store, edges: Sequence[stages.Edge] = stages.EDGES, *, paths: bool = True) -> float:
-    """Assert that SQL and the reference agree wherever SQL answers; return the share of requests that it answers."""
+def compare(store: Store, edges: Sequence[stages.Edge] | None = None) -> float:
+    """Assert that SQL and the reference agree wherever SQL answers; return the share of requests that it answers.
+
+    Without other edges than those of the vocabulary, SQL is what the views say that every store holds.
+    """
+    asked = ("FROM walk_request", "FROM walk_segment")
+    if edges is not None:
+        asked = (answers.requests(edges), answers.segments(edges))
     by_base: dict[str, list[Attribution]] = defaultdict(list)
     for answer in reference(store):
         by_base[answer.request.base_id].append(answer)
-    rows = {row["request_id"]: row for row in store.rows(answers.requests(edges))}
+    rows = {row["request_id"]: row for row in store.rows(asked[0])}
     spans: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for row in store.rows(answers.segments(edges)) if paths else ():
+    for row in store.rows(asked[1]):
         spans[row["request_id"]].append((row["start_ns"], row["end_ns"], row["cause"]))
     assert set(rows) == set(by_base)
     differing = []
@@ -108,7 +116,7 @@ def compare(store: Store, edges: Sequence[stages.Edge] = stages.EDGES, *, paths:
         wanted = expected(answer)
         found = {key: row[key] for key in wanted}
         path = path_of([(s.start_ns, s.end_ns, s.cause) for s in answer.segments])
-        if found != wanted or (paths and path_of(spans[name]) != path):
+        if found != wanted or path_of(spans[name]) != path:
             differing.append((name, {k: (found[k], v) for k, v in wanted.items() if found[k] != v}, path, spans[name]))
     assert differing == []
     return sum(row["walked"] for row in rows.values()) / len(rows)
@@ -220,7 +228,7 @@ def test_what_sql_answers_and_what_it_leaves(tmp_path: Path) -> None:
         wanted[name] = unwalked
     with stored(tmp_path / "several.duckdb", scenes) as store:
         compare(store)
-        rows = store.rows(answers.requests())
+        rows = store.rows("FROM walk_request")
 
     assert {row["request_id"]: row["unwalked"] for row in rows if row["request_id"] in wanted} == wanted
 
@@ -239,23 +247,42 @@ def test_legs_of_other_ids_with_one_transfer_are_left(tmp_path: Path) -> None:
         kept = [e for e in legs_of_both if e.stage != "transfer.matched" and not e.ref.startswith(("cmpl", "d"))]
         made.events = [event._replace(process=event.process + made.first_process) for event in sorted(kept)]
         with stored(tmp_path / f"{one}.duckdb", [made]) as store:
-            told.append((len(reference(store)), {row["unwalked"] for row in store.rows(answers.requests())}))
+            told.append((len(reference(store)), {row["unwalked"] for row in store.rows("FROM walk_request")}))
 
     assert told == [(1, {"ids that lead to other requests"}), (2, {None})]
 
 
-def test_the_views_are_what_they_say(many: Store) -> None:
-    """They are made in a store of requests, and their commented columns are those that DuckDB reports."""
-    for view in walk.views():
-        many.execute(schema.view_ddl(view))
-        real = many.rows(f"DESCRIBE {view.name}")
-        commented = many.rows(
-            "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = $name ORDER BY column_index",
-            {"name": view.name},
-        )
+def test_the_views_answer_where_a_store_is_one_of_several(many: Store, tmp_path: Path) -> None:
+    """Attached under a name, they read that store's tables and none of those beside it."""
+    path = tmp_path / "copy.duckdb"
+    many.publish(path)
+    ask = "SELECT count(*), sum(coordination_ns)::BIGINT FROM {}walk_request"
+    with Store.open(tmp_path / "other.duckdb", "write") as store:
+        store.execute(f"ATTACH {schema.text(str(path))} AS far (READ_ONLY)")
 
-        assert [(c.name, c.sql_type) for c in view.columns] == [(r["column_name"], r["column_type"]) for r in real]
-        assert [(c.name, c.doc) for c in view.columns] == [(r["column_name"], r["comment"]) for r in commented]
+        assert store.select(ask.format("far.")).values == many.select(ask.format("")).values
+        assert store.select(ask.format("")).values == [(0, None)]
+
+
+@pytest.mark.dashboards
+def test_duckdb_1_reads_the_views_as_duckdb_2_does(many: Store, tmp_path: Path) -> None:
+    path = tmp_path / "copy.duckdb"
+    many.publish(path)
+    asked = ["SELECT * FROM walk_request ORDER BY ALL", "SELECT * FROM walk_segment ORDER BY ALL"]
+    code = """
+import json, sys, duckdb
+assert duckdb.__version__.startswith("1.5."), duckdb.__version__
+connection = duckdb.connect(sys.argv[1], read_only=True)
+connection.execute("SET enable_progress_bar = false")
+print(json.dumps([connection.execute(sql).fetchall() for sql in sys.argv[2:]]))
+"""
+    done = subprocess.run(
+        [tools.old_duckdb_python(), "-c", code, str(path), *asked], capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[list(row) for row in many.select(sql).values] for sql in asked]
 
 
 def test_a_fleet_is_the_same_every_time(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
 from tests.otlp_receiver import RECEIVERS, values
+from tests.router_doubles import refused_url
 from tests.trace import pull, push
 from tests.waiting import until
 
@@ -276,6 +277,38 @@ def test_one_that_waits_gives_up_on_a_dead_receiver(tmp_path: Path) -> None:
             sender.offer([])
             sender._failures += 1
     sender.close(0.1)
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_an_export_to_nobody_ends_at_the_first_refused_connection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    """The exporters would try again for as long as an answer may take, three times over: 22 s."""
+    path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"), pull("kvt-b"))
+    endpoint = refused_url().replace("http", scheme)
+    begin_s = time.monotonic()
+
+    assert cli.main(["export", str(path), "--format", "otlp", "--endpoint", endpoint]) == 1
+    assert time.monotonic() - begin_s < 6
+    assert capsys.readouterr().err.splitlines() == [
+        f"kvtrace: error: {endpoint} takes no spans: it refuses connections; start the receiver, or name another "
+        "endpoint"
+    ]
+
+
+def test_a_receiver_that_has_taken_spans_may_come_back(tmp_path: Path) -> None:
+    """One that starts anew refuses connections meanwhile: those spans are tried again and then counted, as ever."""
+    spans = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    with RECEIVERS["http"]() as received:
+        sender = Sender(received.endpoint, {}, waits=True, timeout_s=1.0)
+        sender.offer(spans)
+        until(lambda: sender.health.exported == len(spans))
+    sender.offer(spans)
+    until(lambda: sender.health.failed == len(spans))
+    sender.offer(spans)
+    sender.close()
+
+    assert sender.health.dropped == 2 * len(spans)
 
 
 # The command -------------------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ def _statement(store: Store, question: str, given: dict[str, str]) -> tuple[str,
     if question in queries.names():
         query = queries.load(question)
         return query.sql, query.bind(given)
-    _define_walk(store, question)
     if _is_name(question):
         raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
     wanted = store.parameters(question)
@@ -77,17 +76,6 @@ def _statement(store: Store, question: str, given: dict[str, str]) -> tuple[str,
         excess = ", ".join(sorted(given.keys() - wanted)) or "none"
         raise QueryError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
     return question, given
-
-
-def _define_walk(store: Store, question: str) -> None:
-    """Make the views of the second engine that a SELECT names; no store holds them, since each is 120 KiB of SQL."""
-    if "walk_" not in question.lower():
-        return
-    from kvtrace.schema import walk  # generating its SQL takes a while
-
-    for view in walk.views():
-        if view.name in question.lower():
-            store.execute(f"CREATE TEMP VIEW {view.name} AS {view.sql}")
 
 
 def _given(pairs: list[str]) -> dict[str, str]:

@@ -33,8 +33,12 @@ class Pace:
         """Whether it is time to publish."""
         return time.monotonic() >= self._next_s
 
-    def publish(self, store: Store, *, at_any_cost: bool = False) -> bool:
+    def publish(self, store: Store, *, work_s: float = 0.0, at_any_cost: bool = False) -> bool:
         """Publish; return False if that has to wait, since somebody still reads what would be brought up to date.
+
+        `work_s` is what the work before it took, and will take before the next one, which begins so much sooner. It
+        takes half of the time at most, refused or not, but for a backlog: to wait for longer than the interval would
+        only add to it.
 
         A large store is copied whole only once enough time has gone by since the last publication to pay for it; but
         for the first two, which have to be whole whenever they are made.
@@ -42,8 +46,9 @@ class Pace:
         begin_s, spent_s = time.monotonic(), time.process_time()
         is_paid = self._count < 2 or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
         extent = store.publish(self.target, whole=at_any_cost or is_paid)
+        least_s = min(work_s, self._interval_s)
         if extent is None:
-            self._next_s = begin_s + _RETRY_S
+            self._next_s = time.monotonic() + max(_RETRY_S, least_s)
             return False
         self.cost_s = time.process_time() - spent_s
         self._last_s = time.monotonic()
@@ -54,15 +59,8 @@ class Pace:
             self._whole_cost_s = self.cost_s
         else:
             pause_s = max(pause_s, self.cost_s * (1 / SHARE - 1))
-        self._next_s = self._last_s + pause_s
+        self._next_s = self._last_s + max(pause_s - work_s, least_s)
         return True
-
-    def expect(self, work_s: float) -> None:
-        """Let the work before the next publication begin so much sooner as it takes.
-
-        It takes half of the time at most, but for a backlog: to wait for longer than the interval would only add to it.
-        """
-        self._next_s = max(self._next_s - work_s, time.monotonic() + min(work_s, self._interval_s))
 
     def pause(self, seconds: float) -> None:
         """Let at least so much time go by before the next publication."""

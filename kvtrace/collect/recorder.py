@@ -289,14 +289,13 @@ class Recorder:
 
     def _publish(self, store: Store) -> bool:
         """Publish the store and its copies; return False if that has to wait."""
-        if not self._pace.publish(store):
+        if not self._pace.publish(store, work_s=self.stats.analyze_s):
             return False
         self._is_unpublished = False
         self.stats.publish_s = self._pace.cost_s
         self.stats.publishing_s += self._pace.cost_s
         self.stats.published += 1
         self.stats.published_ns = self._pace.published_ns
-        self._pace.expect(self.stats.analyze_s)
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)

@@ -7,7 +7,9 @@ never waits, unless asked to: what the receiver does not take is dropped and cou
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import queue
 import threading
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from kvtrace.exporters.sdk import Translation
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvtrace.exporters.spans import Span
 
@@ -35,6 +37,7 @@ _ENTRY_BYTES = 64
 _VALUE_BYTES = 14  # a time, or what stands around a text
 _REASON_LETTERS_MAX = 500
 _LOGGER = "opentelemetry.exporter"
+_REFUSED = os.strerror(errno.ECONNREFUSED)  # as both exporters quote it
 
 
 @dataclass(slots=True)
@@ -61,16 +64,20 @@ class Sender:
         """Make ready to send. Raises ExportError where the SDK is missing, UsageError for an impossible endpoint.
 
         With `waits`, `offer` waits for room and raises ExportError once the receiver has failed several times in a row.
+        A receiver that has taken nothing yet and refuses a connection is not there: then it raises at once, and so does
+        the end of the block.
         """
         self.health = Health()
         self.resource = dict(resource)
         self._endpoint = endpoint
         self._waits = waits
         self._failures = 0
+        self._has_taken = False
+        self._is_refused = False
         self._rejected = 0
         self._exporter = exporter(endpoint, timeout_s, self._note_rejected)
         self._translation = Translation()
-        self._listening = _Failures(self.health)
+        self._listening = _Failures(self._note_failure)
         self._queue: queue.Queue[list[Span] | None] = queue.Queue(QUEUE_REQUESTS)
         self._closing = threading.Event()
         self._over = threading.Event()
@@ -81,17 +88,26 @@ class Sender:
     def __enter__(self) -> Sender:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
         self.close(None if self._waits else FINISH_S)
+        if kind is None:
+            self._raise_if_refused()
 
     def offer(self, spans: list[Span]) -> None:
         """Take one request's spans over; they are dropped and counted where there is no room."""
+        self._raise_if_refused()
         if self._waits and self._failures >= _FAILURES_MAX:
             raise ExportError(f"{self._endpoint} takes no spans: {self.health.failure or 'no reason given'}")
         try:
             self._queue.put(spans, block=self._waits)
         except queue.Full:
             self.health.crowded_out += len(spans)
+
+    def _raise_if_refused(self) -> None:
+        if self._is_refused:
+            raise ExportError(
+                f"{self._endpoint} takes no spans: it refuses connections; start the receiver, or name another endpoint"
+            )
 
     def close(self, timeout_s: float | None = FINISH_S) -> None:
         """Send what is left and end. What is left after `timeout_s` is dropped. May be called twice."""
@@ -103,7 +119,8 @@ class Sender:
         self._thread.join(timeout_s)
         # The thread takes no more; what it has in hand it still counts, as soon as the exporter lets go of it.
         self._over.set()
-        self._exporter.shutdown()
+        if not self._is_refused:
+            self._exporter.shutdown()
         self._thread.join(_LET_GO_S)
         while True:
             try:
@@ -143,7 +160,8 @@ class Sender:
     def _export(self, batch: list[Span]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        if self._over.is_set() or (self._closing.is_set() and self._failures >= _FAILURES_MAX):
+        is_lost = self._closing.is_set() and self._failures >= _FAILURES_MAX
+        if self._over.is_set() or self._is_refused or is_lost:
             self.health.failed += len(batch)
             return
         self._rejected = 0
@@ -152,12 +170,22 @@ class Sender:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the next batch is tried
             sent, self.health.failure = False, f"{type(error).__name__}: {error}"
         self._failures = 0 if sent else self._failures + 1
+        self._has_taken |= sent
         if sent:
             rejected = min(self._rejected, len(batch))
             self.health.exported += len(batch) - rejected
             self.health.failed += rejected
         else:
             self.health.failed += len(batch)
+
+    def _note_failure(self, message: str) -> None:
+        """Take note of what an exporter logged; called from within `export`, and when it is shut down."""
+        if self._is_refused:
+            return
+        self.health.failure = message[:_REASON_LETTERS_MAX]
+        if self._waits and not self._has_taken and _REFUSED in message:
+            self._is_refused = True
+            self._exporter.shutdown()  # it would try again for as long as it may wait for an answer
 
     def _note_rejected(self, spans: int, reason: str) -> None:
         """Take note of how many spans of a batch the receiver rejected; called from within `export`."""
@@ -178,12 +206,12 @@ def _size_bytes(span: Span) -> int:
 
 
 class _Failures(logging.Handler):
-    """Keeps what the exporters log, which they do instead of raising."""
+    """Passes on what the exporters log, which they do instead of raising."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._health = health
+        self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message."""
-        self._health.failure = record.getMessage()[:_REASON_LETTERS_MAX]
+        """Pass the message on."""
+        self._note(record.getMessage())

@@ -6,7 +6,10 @@ that a stage declared there is a stage here. Pure text: no database is imported.
 
 from __future__ import annotations
 
+from functools import cache
+
 from kvtrace import stages
+from kvtrace.schema import walked
 from kvtrace.schema.kept import KEPT
 from kvtrace.schema.shape import Column, Table, View, median_ns, quantile_ns, quoted, text
 from kvtrace.schema.tables import ANSWERS, TABLE_BY_NAME, TABLES, WORKED_OUT
@@ -29,10 +32,9 @@ __all__ = [
     "quantile_ns",
     "quoted",
     "text",
-    "view_ddl",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised whenever a table or a view changes its columns or their meaning.
 
 1  run, process, event, loss, spool_file, recorder, request, segment, hidden; the views that people and panels read.
@@ -40,20 +42,22 @@ SCHEMA_VERSION = 5
 3  idle_ns and lost_ns of request.
 4  straggler_rank, straggler_ns, checked_blocks, corrupt_blocks and unchecked_blocks of request; router.traced.
 5  transfer and step are tables, with peer, seen_ns, siblings and is_last, and gap_ns; place, leg, notable, occurrence
-   and tally; post_ns, wire_ns, detection_ns, tpot_ns, decode_tokens, cached_tokens and remote_tokens of request;
-   finding; view under_way; prompt_tokens and output_tokens are NULL where nobody told them.
+   and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request; finding; view under_way;
+   prompt_tokens and output_tokens are NULL where nobody told them.
+6  walk_request and walk_segment, the attribution in SQL; cached_tokens and remote_tokens of request.
 """
 
 FORMAT = "kvtrace"
 """The value of `format` in table run: what tells a store of ours from any other DuckDB file."""
 
 
+@cache
 def ddl() -> str:
     """Return the whole schema as SQL: one statement after another, each ended by a semicolon."""
     names = ",\n  ".join(text(stage.name) for stage in stages.STAGES)
     parts = [f"CREATE TYPE stage AS ENUM (\n  {names}\n);"]
     parts += [_table_ddl(table) for table in TABLES]
-    parts += [view_ddl(view) for view in VIEWS]
+    parts += [walked.before_views(), *(_view_ddl(view) for view in VIEWS), walked.behind_views()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -62,8 +66,7 @@ def _table_ddl(table: Table) -> str:
     return f"CREATE TABLE {table.name} (\n  {columns}\n);\n" + _comments("TABLE", table.name, table.doc, table.columns)
 
 
-def view_ddl(view: View) -> str:
-    """Return the statements that create a view with its comments."""
+def _view_ddl(view: View) -> str:
     return f"CREATE VIEW {view.name} AS\n{view.sql};\n" + _comments("VIEW", view.name, view.doc, view.columns)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.schema.shape import View, at_time, columns, text
 from kvtrace.schema.vocabulary import CAUSE, EVENT_NAMED, VOCABULARY
+from kvtrace.schema.walked import WALK_REQUEST, WALK_SEGMENT
 from kvtrace.verdict import INCOMPLETE
 
 
@@ -231,4 +232,6 @@ VIEWS: tuple[View, ...] = (
     TPOT,
     BLAMED,
     UNDER_WAY,
+    WALK_REQUEST,
+    WALK_SEGMENT,
 )

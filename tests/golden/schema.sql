@@ -580,6 +580,9 @@ COMMENT ON COLUMN finding."scope" IS 'Their scope; '''' for all of the run.';
 COMMENT ON COLUMN finding."from_ns" IS 'The first moment of the requests that were looked at, unix ns.';
 COMMENT ON COLUMN finding."as_of_ns" IS 'The last moment of them, unix ns.';
 
+CREATE MACRO walk_request_sql() AS 'SELECT NULL::VARCHAR AS "request_id", NULL::VARCHAR AS "client_request_id", NULL::BOOLEAN AS "walked", NULL::VARCHAR AS "unwalked", NULL::VARCHAR AS "mode", NULL::VARCHAR AS "scope", NULL::VARCHAR AS "prefill_engine", NULL::VARCHAR AS "decode_engine", NULL::BIGINT AS "start_ns", NULL::BIGINT AS "first_token_ns", NULL::BIGINT AS "ttft_ns", NULL::BIGINT AS "compute_ns", NULL::BIGINT AS "compute_run_ns", NULL::BIGINT AS "compute_queue_ns", NULL::BIGINT AS "coordination_ns", NULL::BIGINT AS "transfer_ns", NULL::BIGINT AS "transfer_low_ns", NULL::BIGINT AS "transfer_high_ns", NULL::BIGINT AS "unattributed_ns" LIMIT 0';
+CREATE MACRO walk_segment_sql() AS 'SELECT NULL::VARCHAR AS "request_id", NULL::VARCHAR AS "class", NULL::VARCHAR AS "cause", NULL::VARCHAR AS "where", NULL::BIGINT AS "start_ns", NULL::BIGINT AS "end_ns" LIMIT 0';
+
 CREATE VIEW vocabulary AS
 SELECT stage::stage AS stage, code::INTEGER AS code, "where", doc, a, b, c, d, ref
 FROM (VALUES
@@ -983,3 +986,43 @@ COMMENT ON VIEW under_way IS 'Requests that may still get their first token: the
 COMMENT ON COLUMN under_way."request_key" IS 'Key of the request.';
 COMMENT ON COLUMN under_way."request_id" IS 'The request.';
 COMMENT ON COLUMN under_way."seen_ns" IS 'Last moment seen so far, unix ns; not longer ago than the recorder looks back.';
+
+CREATE VIEW walk_request AS
+SELECT * FROM query(walk_request_sql());
+COMMENT ON VIEW walk_request IS 'The shares of every request, worked out by this view from the events.';
+COMMENT ON COLUMN walk_request."request_id" IS 'The id that its front end was sent, or the engines'' without its suffix.';
+COMMENT ON COLUMN walk_request."client_request_id" IS 'The id that the client sent; may repeat.';
+COMMENT ON COLUMN walk_request."walked" IS 'Whether the view answers; else the row stands for all requests of that id.';
+COMMENT ON COLUMN walk_request."unwalked" IS 'Why it does not answer, NULL if it does: ask the reference walk.';
+COMMENT ON COLUMN walk_request."mode" IS 'push, pull, local or unknown.';
+COMMENT ON COLUMN walk_request."scope" IS 'Where the first token was seen: router or engine.';
+COMMENT ON COLUMN walk_request."prefill_engine" IS 'Engine id of P.';
+COMMENT ON COLUMN walk_request."decode_engine" IS 'Engine id of D.';
+COMMENT ON COLUMN walk_request."start_ns" IS 'First moment seen, unix ns.';
+COMMENT ON COLUMN walk_request."first_token_ns" IS 'First content leaving for the client, unix ns; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."ttft_ns" IS 'Time to first token; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."compute_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."compute_run_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."compute_queue_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."coordination_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."transfer_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."transfer_low_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."transfer_high_ns" IS 'Share, as in table request; NULL where it is not walked, or no first token came.';
+COMMENT ON COLUMN walk_request."unattributed_ns" IS 'Share: time that no event explains; NULL where it is not walked, or no first token came.';
+
+CREATE VIEW walk_segment AS
+SELECT * FROM query(walk_segment_sql());
+COMMENT ON VIEW walk_segment IS 'The critical path of every walked request; neighbours may have one cause.';
+COMMENT ON COLUMN walk_segment."request_id" IS 'Request it belongs to.';
+COMMENT ON COLUMN walk_segment."class" IS 'compute.run, compute.queue, coordination, transfer or unattributed.';
+COMMENT ON COLUMN walk_segment."cause" IS 'The finer name; the view `cause` says what it means.';
+COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
+COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
+COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
+
+CREATE MACRO walk_common_sql() AS '96133 letters, sha256 21c322ccf9c7addb21c0a6d7a577e20f9a68343db3d50f2586eb461770c42e32';
+COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25830 letters, sha256 986e0ded0abe5e1ebe91e2ac97874873989c656da8eb18552741503d2575a7b6';
+COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
+CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '32463 letters, sha256 b66a028b258cf589a2806381bf765175f955a1381361d1e382088b579db1a5e8';
+COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';

@@ -25,12 +25,21 @@ def chain(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def written(ctes: list[tuple[str, str]], select: str) -> str:
-    """Return the CTEs and a SELECT over them as one statement; those that are read more than once are kept."""
-    listed = ",\n".join(
+def common(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
+    """Return what both statements begin with: WITH and the CTEs from events to `v`."""
+    return f"WITH {_listed(chain(edges))}"
+
+
+def written(edges: Sequence[stages.Edge], ctes: list[tuple[str, str]], select: str) -> str:
+    """Return the common CTEs, those given and a SELECT over them as one statement."""
+    return f"{common(edges)},\n{_listed(ctes)}\n{select}"
+
+
+def _listed(ctes: list[tuple[str, str]]) -> str:
+    """Return CTEs as SQL; those that are read more than once are kept."""
+    return ",\n".join(
         f"{name} AS {'MATERIALIZED' if name in _KEPT else 'NOT MATERIALIZED'} (\n  {sql}\n)" for name, sql in ctes
     )
-    return f"WITH {listed}\n{select}"
 
 
 def segments(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
@@ -50,7 +59,7 @@ def segments(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
     list_filter([{listed}], lambda x: x IS NOT NULL) AS parts
   FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""
     shared = [("o", answer), *long.rows(), *long.senders(), ("z", _SEGMENTS)]
-    return written([*chain(edges), *shared], _CAUSED)
+    return written(edges, shared, _CAUSED)
 
 
 def total(found: Sequence[Part], width: str = "{end} - {start}") -> str:
@@ -99,7 +108,7 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
     router_received IS NOT NULL AND (router_first_token IS NOT NULL OR n0 IS NULL) AS by_router
   FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""
     shared = [("o", answer), *long.rows(), ("lsum", _LONG_SUM), ("z", _WHOLE), ("y", _WALKED)]
-    return written([*chain(edges), *shared], _FINAL)
+    return written(edges, shared, _FINAL)
 
 
 _SEGMENTS = """SELECT base, p.cause AS cause, p.since AS since, p.until AS until FROM (
@@ -152,6 +161,6 @@ _WALKED = (
     + ") FROM z"
 )
 _FINAL = f"""SELECT base AS request_id, {", ".join(f"{sql}::{kind} AS {name}" for name, kind, sql in _ANSWER)} FROM y
-UNION ALL SELECT base, any_value(client), false, coalesce(any_value(reason), any_value(why)),
+UNION ALL SELECT base, min(client), false, coalesce(min(reason), min(why)),
   {", ".join("NULL" for _ in _ANSWER[3:])}
 FROM o LEFT JOIN blocked USING (base) WHERE reason IS NOT NULL OR why IS NOT NULL GROUP BY base"""
