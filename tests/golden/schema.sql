@@ -1020,7 +1020,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '96133 letters, sha256 21c322ccf9c7addb21c0a6d7a577e20f9a68343db3d50f2586eb461770c42e32';
+CREATE MACRO walk_common_sql() AS '96975 letters, sha256 f5432ec903329f3b7b15407446b7ebd2c74b29ea59c0a24debe1006af288a117';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25830 letters, sha256 986e0ded0abe5e1ebe91e2ac97874873989c656da8eb18552741503d2575a7b6';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
