@@ -62,7 +62,7 @@ def test_the_schedulers_limits_say_what_was_full() -> None:
     assert waited_for(2048, 3, (8192, 3)) == "a batch slot: step 5 takes 2048 of 8192 tokens and 3 of 3 requests"
     assert waited_for(2048, 3, (8192, 16)) == "a place: step 5 takes 2048 of 8192 tokens and 3 of 16 requests"
     assert waited_for(16, 16, (16, 16)).startswith("the token budget and a batch slot: ")
-    assert waited_for(2048, 3, (0, 0)) == "the token budget: step 5 takes 2048 tokens of 3 requests"
+    assert waited_for(2048, 3, (0, 0)) == "the token budget: step 5 takes 2,048 tokens of 3 requests"
 
 
 def test_an_engine_with_two_schedulers_of_other_limits_has_none() -> None:
