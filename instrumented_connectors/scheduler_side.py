@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors.starvation import Starvation
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
 from kvtrace import stages
@@ -30,6 +31,8 @@ _STEP_ENDED = stages.STEP_ENDED.code
 
 _CONSIDERED_EVERY_NS = 10_000_000
 _STEPS_IN_FLIGHT = 256
+_PAUSE_NS = 1_000_000
+"""A shorter one between two steps is the scheduler's own turn, whatever it waited for."""
 
 
 class _Live:
@@ -47,14 +50,15 @@ class _Live:
 class _Step:
     """One step between its making and the taking in of its result."""
 
-    __slots__ = ("made_ns", "number", "requests", "shown", "tokens", "waiting")
+    __slots__ = ("made_ns", "number", "requests", "shown", "starved_ns", "tokens", "waiting")
 
-    def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int) -> None:
+    def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int, starved_ns: int) -> None:
         self.number = number
         self.made_ns = made_ns
         self.tokens = tokens
         self.requests = requests
         self.waiting = waiting
+        self.starved_ns = starved_ns
         self.shown = False
 
 
@@ -74,6 +78,8 @@ class SchedulerSide:
         self._steps: deque[_Step] = deque(maxlen=_STEPS_IN_FLIGHT)
         self._number = 0
         self._took_in = False
+        self._starvation = Starvation()
+        self._ended_ns = self._starved_ns = 0
 
     def attach(self, connector: Any) -> None:
         """Watch the connector's scheduler hooks."""
@@ -137,7 +143,7 @@ class SchedulerSide:
         late = not getattr(scheduler_output, "has_sync_kv_loads", True)
         setattr(metadata, STEP_ATTRIBUTE, StepMark((self._number, tokens, late)))
         scheduled = scheduler_output.num_scheduled_tokens
-        step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting))
+        step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting), self._starved(now))
         if len(self._steps) == _STEPS_IN_FLIGHT:
             self._steps.clear()
         self._steps.append(step)
@@ -203,7 +209,14 @@ class SchedulerSide:
         if took_in and not step.shown:
             self._show(step)
         if step.shown:
-            self._tracer.emit(_STEP_ENDED, "", step.number)
+            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns)
+        self._ended_ns, self._starved_ns = now_ns(), self._starvation.starved_ns()
+
+    def _starved(self, now: int) -> int:
+        """Return for how long, ns, this thread had no processor since the last step ended; 0 after a short pause."""
+        if self._steps or not self._ended_ns or now - self._ended_ns < _PAUSE_NS:
+            return 0
+        return min(max(0, self._starvation.starved_ns() - self._starved_ns), now - self._ended_ns)
 
     def _show(self, step: _Step) -> None:
         step.shown = True

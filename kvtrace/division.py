@@ -16,11 +16,19 @@ from kvtrace.occupancy import Held
 from kvtrace.wording import plural
 
 # Between two steps the scheduler takes in results and makes up the next step; after a step without work vLLM's loop
-# sleeps one millisecond, from which a busy Linux wakes it up to a time slice (3 ms) late. Longer pauses are nobody's.
+# sleeps one millisecond, from which a busy Linux wakes it up to a time slice (3 ms) late. What the kernel says it was
+# late beyond that, its thread having waited for a processor, counts too. Longer pauses are nobody's.
 TURN_NS = 1_000_000
 EMPTY_TURN_NS = 4_000_000
 # A scheduler that looks at a waiting request again and again is shown doing so at most this often.
 LOOK_NS = 10_000_000
+
+
+class Turn(NamedTuple):
+    """For how long the scheduler's turn behind a step may take, ns, and how much longer its thread had no processor."""
+
+    own_ns: int = TURN_NS
+    starved_ns: int = 0
 
 
 class Part(NamedTuple):
@@ -93,24 +101,24 @@ def divide_engine_wait(start_ns: int, end_ns: int, wait: Wait) -> list[Part]:
     boundary, queue = f"{side}.step_boundary", f"{side}.queue"
     parts: list[Part] = []
     at_ns = start_ns
-    turn_ns, turn_cause = TURN_NS, boundary
+    turn, turn_cause = Turn(), boundary
     step = timeline.running(start_ns)
     if step is not None:
         stop_ns = min(step_end_ns(step), end_ns)
         parts.append(Part(at_ns, stop_ns, boundary, f"the end of step {step.step}"))
         at_ns = stop_ns
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
+        turn = _turn(step)
     for step in timeline.between(start_ns + 1, end_ns):
         stop_ns = min(step_end_ns(step), end_ns)
         if stop_ns <= at_ns:
             continue
         begin_ns = max(at_ns, step.scheduled_ns)
         cause, reason = _passed_over(step, wait, at_ns)
-        parts.extend(_pause(at_ns, begin_ns, turn_ns, cause if turn_cause != boundary else boundary, wait))
+        parts.extend(_pause(at_ns, begin_ns, turn, cause if turn_cause != boundary else boundary, wait))
         parts.append(Part(begin_ns, stop_ns, cause, reason))
         at_ns, turn_cause = stop_ns, cause
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(_pause(at_ns, end_ns, turn_ns, turn_cause if turn_cause == queue else boundary, wait))
+        turn = _turn(step)
+    parts.extend(_pause(at_ns, end_ns, turn, turn_cause if turn_cause == queue else boundary, wait))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
@@ -154,13 +162,13 @@ def _blocks_told(held: Held, side: str) -> str:
     return f"KV blocks: computing requests hold {held.computing}, {others} {held.waiting}"
 
 
-def _pause(start_ns: int, end_ns: int, turn_ns: int, cause: str, wait: Wait) -> list[Part]:
+def _pause(start_ns: int, end_ns: int, turn: Turn, cause: str, wait: Wait) -> list[Part]:
     """Divide a pause between steps: the scheduler's turn, then blocks while the scheduler is seen to look in vain."""
-    turn, rest = divide_turn(start_ns, end_ns, turn_ns, cause)
+    known, rest = divide_turn(start_ns, end_ns, turn, cause)
     looked = wait.looked
     if not looked or rest.end_ns <= rest.start_ns:
-        return [turn, rest]
-    parts = [turn]
+        return [known, rest]
+    parts = [known]
     at_ns = rest.start_ns
     for position in range(bisect_right(looked, at_ns - LOOK_NS - TURN_NS), bisect_left(looked, rest.end_ns)):
         looked_ns = looked[position]
@@ -178,25 +186,31 @@ def _pause(start_ns: int, end_ns: int, turn_ns: int, cause: str, wait: Wait) -> 
 def divide_ride(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[Part]:
     """Divide the time in which an order rides from scheduler to worker: steps and the scheduler's turns are known."""
     parts: list[Part] = []
-    at_ns, turn_ns = start_ns, TURN_NS
+    at_ns, turn = start_ns, Turn()
     running = timeline.running(start_ns)
     for step in ([running] if running is not None else []) + timeline.between(start_ns + 1, end_ns):
         begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
         if stop_ns <= at_ns:
             continue
-        parts.extend(divide_turn(at_ns, begin_ns, turn_ns, cause))
+        parts.extend(divide_turn(at_ns, begin_ns, turn, cause))
         parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}"))
         at_ns = stop_ns
-        turn_ns = TURN_NS if step.tokens else EMPTY_TURN_NS
-    parts.extend(divide_turn(at_ns, end_ns, turn_ns, cause))
+        turn = _turn(step)
+    parts.extend(divide_turn(at_ns, end_ns, turn, cause))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
-def divide_turn(start_ns: int, end_ns: int, turn_ns: int, cause: str) -> list[Part]:
+def _turn(step: Step) -> Turn:
+    return Turn(TURN_NS if step.tokens else EMPTY_TURN_NS, step.starved_after_ns)
+
+
+def divide_turn(start_ns: int, end_ns: int, turn: Turn, cause: str) -> list[Part]:
     """Charge a pause between steps to `cause` for as long as the scheduler's own turn may take, the rest to nothing."""
-    known_ns = min(end_ns, start_ns + turn_ns)
+    own_end_ns = start_ns + turn.own_ns
+    known_ns = min(end_ns, own_end_ns + turn.starved_ns)
+    told = ", for which no processor was free" if known_ns > own_end_ns else ""
     return [
-        Part(start_ns, known_ns, cause, "the scheduler's next turn"),
+        Part(start_ns, known_ns, cause, f"the scheduler's next turn{told}"),
         Part(known_ns, end_ns, stages.UNKNOWN.name, "nothing that was recorded"),
     ]
 
@@ -251,10 +265,10 @@ def _others(start_ns: int, end_ns: int, timeline: Timeline, cause: str) -> list[
         if stop_ns <= at_ns:
             continue
         begin_ns = max(at_ns, step.scheduled_ns)
-        parts.extend(divide_turn(at_ns, begin_ns, TURN_NS, cause))
+        parts.extend(divide_turn(at_ns, begin_ns, Turn(starved_ns=step.starved_ns), cause))
         parts.append(Part(begin_ns, stop_ns, cause, f"step {step.step}, which works on others"))
         at_ns = stop_ns
-    parts.extend(divide_turn(at_ns, end_ns, TURN_NS, cause))
+    parts.extend(divide_turn(at_ns, end_ns, Turn(), cause))
     return parts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 
 from kvtrace import occupancy, stages
@@ -25,6 +26,9 @@ class Timeline:
         limits: Limits | None = None,
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
+        for position, following in enumerate(self.steps[1:]):
+            if following.starved_ns:
+                self.steps[position] = replace(self.steps[position], starved_after_ns=following.starved_ns)
         self._made = {(step.step, step.scheduled_ns): step for step in self.steps}
         self.senders = dict(senders or {})
         self.handshakes = sorted(handshakes)
@@ -194,6 +198,7 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
     scheduled = found.get(stages.STEP_SCHEDULED.name, ())
     started = found.get(stages.STEP_STARTED.name, ())
     connected = found.get(stages.STEP_CONNECTED.name, ())
+    ended = found.get(stages.STEP_ENDED.name, ())
     slowest = max(connected, key=_connector_ns) if connected else None
     return Step(
         step=number,
@@ -208,6 +213,7 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         requests=scheduled[0].c if scheduled else 0,
         slowest=slowest.process if slowest is not None else 0,
         ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
+        starved_ns=max(0, ended[0].b) if ended else 0,
     )
 
 

@@ -57,7 +57,8 @@ class Step:
     """One engine step: times in unix ns, 0 where nobody stamped it; forwards and connectors are the last rank's.
 
     `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
-    `ranks` are (when it was through with the step, rank), in that order, of an engine that has several.
+    `ranks` are (when it was through with the step, rank), in that order, of an engine that has several. Before it was
+    made up, the scheduler's thread had been without a processor for `starved_ns`, and behind it for `starved_after_ns`.
     """
 
     step: int
@@ -72,6 +73,8 @@ class Step:
     requests: int
     slowest: int = 0
     ranks: tuple[tuple[int, int], ...] = ()
+    starved_ns: int = 0
+    starved_after_ns: int = 0
 
 
 class Handshake(NamedTuple):

@@ -81,7 +81,7 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
         return min(max(t_ns, at_ns), end_ns)
 
     made_ns = inside(step.scheduled_ns)
-    parts = division.divide_turn(at_ns, made_ns, division.TURN_NS, stages.DECODE_TURN.name)
+    parts = division.divide_turn(at_ns, made_ns, division.Turn(starved_ns=step.starved_ns), stages.DECODE_TURN.name)
     if not is_own:
         return [*parts, Part(made_ns, end_ns, stages.DECODE_OTHERS.name, "")]
     started_ns = inside(step.started_ns or step.scheduled_ns)

@@ -252,7 +252,7 @@ STEP_SCHEDULED = _stage(110, "step.scheduled", Where.ENGINE, "The scheduler has 
 STEP_STARTED = _stage(111, "step.started", Where.ENGINE, "A worker begins the step.", _STEP, Field("b", "rank", "", "Rank of the worker."))
 STEP_FORWARDED = _stage(112, "step.forwarded", Where.ENGINE, "The step's forward has ended on a worker (on a GPU: its event has passed).", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "asynchronous", "", "1 if stamped by a device event."))
 STEP_CONNECTED = _stage(113, "step.connected", Where.ENGINE, "The connector's work of the step on the forward thread is over.", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "connector_ns", "ns", "Time the connector took on the forward thread in this step."), Field("d", "before_forward_ns", "ns", "The part of it before the forward."))
-STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in the step's result.", _STEP)
+STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in the step's result.", _STEP, Field("b", "starved_ns", "ns", "For how long the scheduler's thread, since the step before, could have run and had no processor; 0 where the kernel does not say."))
 
 SENDER_WOKE = _stage(120, "sender.woke", Where.ENGINE, "The sender thread wakes.", Field("a", "slept_ns", "ns", "How long it slept."), Field("b", "queue_length", "", "Work waiting for it."), Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."))
 SENDER_SLEPT = _stage(121, "sender.slept", Where.ENGINE, "The sender thread goes to sleep.", Field("a", "busy_ns", "ns", "How long it was awake."), Field("b", "queue_length", "", "Work left, which it waits for others to complete."))

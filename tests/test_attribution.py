@@ -126,6 +126,24 @@ def test_engine_stopped_between_steps_is_unattributed(stopped_ms: float) -> None
     assert causes == pytest.approx(PUSH_CAUSES, abs=0.6)
 
 
+@pytest.mark.parametrize("starved_ms", [0, 5, 60])
+def test_a_scheduler_without_a_processor_waits_for_one_and_stopped_it_does_not(starved_ms: float) -> None:
+    """D's core pauses for 40.8 ms behind the step in which the KV was ready: 4 are its turn, more what it starved."""
+    trace = push().shifted(45.5, 40).step(D, 4, (44, 44, 0, 44.4, 45.2), tokens=0)
+    trace.events = [
+        event._replace(b=round(starved_ms * MS)) if (event.stage, event.process) == ("step.ended", D) else event
+        for event in trace.events
+    ]
+    answer = trace.answer()
+    causes = causes_ms(answer)
+    told = [one.waited_for for one in answer.segments if one.cause == "decode.step_boundary"]
+
+    explained_ms = min(36.8, starved_ms)
+    assert causes.get("unattributed", 0) == pytest.approx(36.8 - explained_ms)
+    assert causes["decode.step_boundary"] == pytest.approx(0.2 + 4 + explained_ms)
+    assert any("no processor was free" in one for one in told) == (starved_ms > 0)
+
+
 def test_queue_behind_others_is_compute_and_their_blocks_are_not() -> None:
     """Passed over by steps that compute: queue. The step that ran at arrival: its boundary."""
     trace = push().shifted(3.5, 30, only=[s.name for s in stages.STAGES if s is not stages.DECODE_ALLOCATED])

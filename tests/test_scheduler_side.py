@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from instrumented_connectors.starvation import Starvation
 from tests import connector_doubles as doubles
 from tests.observers import REMOTE, from_p, scheduler
 
@@ -153,6 +155,35 @@ def test_steps_are_numbered_and_end_in_order_however_many_are_under_way(
     assert [each.kvtrace_step for each in made] == [(1, 3, True), (2, 3, True)]
     assert [event.numbers for event in memory.of("step.scheduled")] == [(1, 3, 2, 0), (2, 3, 2, 0)]
     assert [event.numbers[0] for event in memory.of("step.ended")] == [1, 2]
+
+
+def test_a_step_says_how_long_its_scheduler_had_no_processor_before_it(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After a pause of 4 ms, 3 ms of it; no more than the pause; and nothing where another step is still under way."""
+    times = itertools.count(1_000_000_000, 4_000_000)  # 4 ms apart
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.now_ns", lambda: next(times))
+    kernel = tmp_path / "schedstat"
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.Starvation", lambda: Starvation(str(kernel)))
+    scheduler(memory, connector)
+
+    def step(starved_ms: int, *, ends: bool = True) -> None:
+        kernel.write_text(f"77 {starved_ms * 1_000_000} 5\n")
+        connector.returns["build_connector_meta"] = doubles.metadata()
+        connector.build_connector_meta(doubles.output({"a": 1}))
+        if ends:
+            connector.get_kv_connector_stats()
+
+    step(10)  # nothing is known of the time before the first
+    step(13)
+    step(50)
+    step(53, ends=False)
+    step(60)
+    connector.get_kv_connector_stats()
+
+    assert [event.numbers[:2] for event in memory.of("step.ended")] == [
+        (1, 0), (2, 3_000_000), (3, 4_000_000), (4, 3_000_000), (5, 0),
+    ]  # fmt: skip
 
 
 def test_a_step_without_tokens_shows_only_if_something_happens_in_it(

@@ -69,6 +69,7 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
             event._replace(c=ahead_ns + took_ns, d=ahead_ns) if event.stage == "step.connected" else event
             for event in trace.events
         ]
+    trace.events = _starved(made, trace.events)
     happened = rng.random()
     if happened < 0.06:
         trace.at(rng.uniform(20, 60), stages.DECODE_ABORTED, d).at(rng.uniform(20, 60), stages.ROUTER_CANCELLED, name)
@@ -104,6 +105,17 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
     elif happened < 0.54:
         trace.at(rng.uniform(39, 45), stages.PROBED, p if "sender.picked" in {e.stage for e in trace.events} else d, 7)
     return trace
+
+
+def _starved(made: Scene, events: list[Event]) -> list[Event]:
+    """Return the events of steps whose scheduler, now and then, had no processor before one."""
+    rng = made.connecting
+    return [
+        event._replace(b=int(rng.expovariate(1 / 5) * MS))
+        if event.stage == "step.ended" and rng.random() < 0.3
+        else event
+        for event in events
+    ]
 
 
 def _whole_ids(trace: Trace, name: str) -> Trace:
@@ -143,6 +155,7 @@ def _beside(made: Scene, until_ms: float) -> list[Event]:
         times = (at_ms, at_ms + took / 10, at_ms + took / 2, at_ms + took * 0.8, at_ms + took)
         trace.step(rng.choice((P, D)), number, times, tokens=rng.choice((0, 16, 700)))
         trace.at(at_ms, rng.choice((stages.SENDER_WOKE, stages.SENDER_SLEPT)), process=P)
+    trace.events = _starved(made, trace.events)
     return _renumbered(made, trace)
 
 

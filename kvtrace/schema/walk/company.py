@@ -82,7 +82,7 @@ def looked() -> list[tuple[str, str]]:
         ),
         (
             "da",
-            """SELECT w.eno, w.enq, m.sched, m.over, m.tokens, m.b1_over, m.b1_tokens, m.a1_sched
+            """SELECT w.eno, w.enq, m.sched, m.over, m.turn, m.b1_over, m.b1_turn, m.a1_sched
   FROM (SELECT DISTINCT de AS eno, decode_enqueued AS enq FROM r WHERE decode_enqueued IS NOT NULL) AS w
     ASOF LEFT JOIN made AS m ON m.eno = w.eno AND m.sched <= w.enq""",
         ),

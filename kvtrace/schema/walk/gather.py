@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kvtrace import stages
+from kvtrace.division import EMPTY_TURN_NS, TURN_NS
 from kvtrace.evidence import AT_ONCE_NS
 from kvtrace.legs import PREFIXES
 from kvtrace.schema.walk.aggregates import SAID, among, count, first, last, least, most, named, spread, when
@@ -90,7 +91,7 @@ def steps() -> list[tuple[str, str]]:
         f"{function}({name}, {by}) OVER w AS {prefix}{by}_{short}"
         for function, prefix in (("lag", "b"), ("lead", "a"))
         for by in (1, 2)
-        for name, short in (("sched", "sched"), ("over", "over"), ("tokens", "tokens"))
+        for name, short in (("sched", "sched"), ("over", "over"), ("turn", "turn"))
     )
     return [
         (
@@ -113,13 +114,16 @@ def steps() -> list[tuple[str, str]]:
     coalesce({most("t_ns", stages.STEP_ENDED)}, 0) AS ended,
     coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
     coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
-    coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens
+    coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens,
+    greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved
   FROM turned GROUP BY eno, a, turn""",
         ),
         (
             "made",
             f"""SELECT *, row_number() OVER w AS place, {near} FROM (SELECT *,
-      CASE WHEN ended <> 0 THEN ended ELSE greatest(connected, forwarded, started, sched) END AS over FROM stamped)
+      CASE WHEN ended <> 0 THEN ended ELSE greatest(connected, forwarded, started, sched) END AS over,
+      CASE WHEN tokens = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END + coalesce(lead(starved) OVER w, 0) AS turn
+      FROM stamped WINDOW w AS (PARTITION BY eno ORDER BY sched, step))
   WINDOW w AS (PARTITION BY eno ORDER BY sched, step)""",
         ),
         (

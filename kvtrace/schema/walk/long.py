@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvtrace import stages
-from kvtrace.division import EMPTY_TURN_NS, TURN_NS
+from kvtrace.division import TURN_NS
 
 BACKWARDS = "a step that ended before it began"
 """Why a request is declined whose wait has a step in it whose stamps cannot be right."""
@@ -32,21 +32,20 @@ def listed(ready: int) -> str:
 def rows() -> list[tuple[str, str]]:
     """Return the CTEs up to `pieces`: (base, cause, since, until) of the parts of those waits; `blocked`: why not."""
     wait = stages.STAGE_WAIT.name
-    turn = f"CASE WHEN tokens = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END"
     return [
         ("lw", "SELECT base, l.kind AS kind, l.eno AS eno, l.since AS since, l.until AS until, l.look AS look, "
          "CASE WHEN l.kind = 'prefill' OR l.kind = 'ride' THEN 'prefill' ELSE 'decode' END AS side "
          "FROM (SELECT base, unnest(longs) AS l FROM o WHERE len(longs) > 0 AND reason IS NULL)"),
         ("l0", f"""SELECT w.*, coalesce(m.place, 0) AS p0, CASE WHEN m.over > since THEN least(m.over, until)
       WHEN m.b1_over > since THEN least(m.b1_over, until) ELSE since END AS at0,
-    CASE WHEN (CASE WHEN m.over > since THEN m.tokens WHEN m.b1_over > since THEN m.b1_tokens END) = 0
-      THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END AS turn0
+    CASE WHEN m.over > since THEN m.turn WHEN m.b1_over > since THEN m.b1_turn ELSE {TURN_NS} END AS turn0
   FROM lw AS w ASOF LEFT JOIN made AS m ON m.eno = w.eno AND m.sched <= w.since"""),
         ("l1", """SELECT w.*, unnest(range(p0 + 1, coalesce(m.place, 0) + 1)) AS place
   FROM l0 AS w ASOF LEFT JOIN made AS m ON m.eno = w.eno AND m.sched < w.until"""),
-        ("l2", f"""SELECT *, {turn} AS turn,
+        ("l2", f"""SELECT *,
     CASE WHEN kind = 'ride' THEN '{wait}' WHEN tokens = 0 THEN side || '.capacity' ELSE side || '.queue' END AS cause
-  FROM (SELECT l.base, l.kind, l.side, l.until, l.look, m.sched, m.tokens, least(m.over, l.until) AS stop, l.place,
+  FROM (SELECT l.base, l.kind, l.side, l.until, l.look, m.sched, m.tokens, m.turn, l.place,
+      least(m.over, l.until) AS stop,
       greatest(at0, max(least(m.over, l.until)) OVER (PARTITION BY base, kind ORDER BY l.place
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS free, turn0
     FROM l1 AS l JOIN made AS m ON m.eno = l.eno AND m.place = l.place) WHERE stop > free"""),

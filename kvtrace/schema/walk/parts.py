@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvtrace import stages
-from kvtrace.division import EMPTY_TURN_NS, TURN_NS
+from kvtrace.division import TURN_NS
 from kvtrace.schema.walk.long import BACKWARDS
 from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.path import APART
@@ -36,27 +36,22 @@ def _waits(after: stages.Stage, *before: stages.Stage) -> str:
     return f"q_{column(after.name)} IN ({', '.join(str(NUMBER[one.name]) for one in before)})"
 
 
-def _turn(tokens: str) -> str:
-    """Return how long the scheduler's own turn may take behind a step, or behind none (NULL)."""
-    return f"CASE WHEN {tokens} = 0 THEN {EMPTY_TURN_NS} ELSE {TURN_NS} END"
-
-
 def _until(start: str, end: str, near: tuple[str, str, str, str]) -> str:
     """Return until when a wait with one step or none is the step's and the turn's; the rest is nobody's.
 
-    `near` are the end and the tokens of the last step made up by `start`, and of the one before it.
+    `near` are the end of the last step made up by `start` and the turn behind it, and those of the one before it.
     """
-    over, tokens, earlier, earlier_tokens = near
+    over, turn, earlier, earlier_turn = near
     return (
-        f"least({end}, CASE WHEN {start} < {over} THEN least({over}, {end}) + {_turn(tokens)} "
-        f"WHEN {start} < {earlier} THEN least({earlier}, {end}) + {_turn(earlier_tokens)} ELSE {start} + {TURN_NS} END)"
+        f"least({end}, CASE WHEN {start} < {over} THEN least({over}, {end}) + {turn} "
+        f"WHEN {start} < {earlier} THEN least({earlier}, {end}) + {earlier_turn} ELSE {start} + {TURN_NS} END)"
     )
 
 
-_P_NEAR = ("ps_b1_over", "ps_b1_tokens", "ps_b2_over", "ps_b2_tokens")
-_D_NEAR = ("ds_b1_over", "ds_b1_tokens", "ds_b2_over", "ds_b2_tokens")
-_A_NEAR = ("da_over", "da_tokens", "da_b1_over", "da_b1_tokens")
-_R_NEAR = ("ps_over", "ps_tokens", "ps_b1_over", "ps_b1_tokens")
+_P_NEAR = ("ps_b1_over", "ps_b1_turn", "ps_b2_over", "ps_b2_turn")
+_D_NEAR = ("ds_b1_over", "ds_b1_turn", "ds_b2_over", "ds_b2_turn")
+_A_NEAR = ("da_over", "da_turn", "da_b1_over", "da_b1_turn")
+_R_NEAR = ("ps_over", "ps_turn", "ps_b1_over", "ps_b1_turn")
 
 
 def divided() -> list[tuple[str, str]]:
@@ -205,7 +200,7 @@ def _ride(cause: stages.Cause, when: str, since: str, name: str) -> list[Part]:
     begun = "greatest(wr_run, ps_a1_sched)"
     turned = f"least({begun}, wr_u)"
     over = f"least(ps_a1_over, {name})"
-    again = f"least({name}, {over} + {_turn('ps_a1_tokens')})"
+    again = f"least({name}, {over} + ps_a1_turn)"
     short = f"{when} AND p_has_steps AND NOT wr_long"
     one, two = f"{short} AND NOT wr_next", f"{short} AND wr_next"
     return [

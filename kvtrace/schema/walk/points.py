@@ -34,7 +34,7 @@ _ALIKE = (
     "AND coalesce(x_rank, 0) BETWEEN 0 AND d_ranks - 1, false)"
 )
 """Each rank of P writes to its like on D, so that each write has its own notification."""
-_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "tokens", "over", "ended")
+_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "turn", "over", "ended")
 
 
 def joined() -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def joined() -> list[tuple[str, str]]:
 def _step_columns(side: str) -> str:
     names = [
         *_OWN_STEP,
-        *(f"{way}{by}_{what}" for way in "ba" for by in (1, 2) for what in ("sched", "over", "tokens")),
+        *(f"{way}{by}_{what}" for way in "ba" for by in (1, 2) for what in ("sched", "over", "turn")),
     ]
     return ", ".join(f"s{side}.{name} AS {side}s_{name}" for name in names)
 
@@ -204,11 +204,11 @@ def _kept() -> str:
     return ", ".join([other, *points, *steps])
 
 
-_NEAR = ("b1_sched", "b1_over", "b1_tokens", "b2_over", "b2_tokens")
+_NEAR = ("b1_sched", "b1_over", "b1_turn", "b2_over", "b2_turn")
 _STEPS_KEPT = {
     "p": (
-        "sched", "started", "connected", "connector", "ahead", "over", "tokens", *_NEAR, "a1_sched", "a1_over",
-        "a1_tokens", "a2_sched",
+        "sched", "started", "connected", "connector", "ahead", "over", "turn", *_NEAR, "a1_sched", "a1_over",
+        "a1_turn", "a2_sched",
     ),
     "d": ("sched", "started", "connected", "connector", "ahead", *_NEAR),
 }  # fmt: skip
@@ -238,8 +238,8 @@ def placed() -> list[tuple[str, str]]:
     return [
         (
             "near",
-            f"""SELECT r.* REPLACE ({looks}), da.over AS da_over, da.tokens AS da_tokens,
-    da.b1_over AS da_b1_over, da.b1_tokens AS da_b1_tokens,
+            f"""SELECT r.* REPLACE ({looks}), da.over AS da_over, da.turn AS da_turn,
+    da.b1_over AS da_b1_over, da.b1_turn AS da_b1_turn,
     CASE WHEN da.sched IS NULL THEN d_steps_begun ELSE da.a1_sched END AS da_next,
     fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
     least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until

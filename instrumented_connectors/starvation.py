@@ -1,0 +1,43 @@
+"""For how long a thread could have run and had no processor: what the kernel counts for it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_FILE = "/proc/thread-self/schedstat"
+_READ_BYTES = 96
+
+
+class Starvation:
+    """The kernel's count for the thread that reads it first; 1.3 us a reading. Other threads must not read it."""
+
+    def __init__(self, file: str = _FILE) -> None:
+        self._path = file
+        self._file: int | None = None
+        self._pid = 0
+
+    def starved_ns(self) -> int:
+        """Return for how long the thread has been without a processor since it began, in ns; 0 where nobody says."""
+        try:
+            if self._pid != os.getpid():  # the file stays that of the thread which opened it, also in a forked child
+                self._open()
+            return int(os.pread(self._file, _READ_BYTES, 0).split()[1]) if self._file is not None else 0
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def close(self) -> None:
+        """Let go of the kernel's file."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self.close()
+        self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        """Keep no file open behind the connector that it was read for."""
+        self.close()
