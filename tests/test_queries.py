@@ -242,7 +242,7 @@ def test_steps(path: Path) -> None:
                 (1, "step.started", begin + 2, "", "", step, 0, 0, 0),
                 (1, "step.forwarded", begin + 8, "", "", step, 0, 0, 0),
                 (1, "step.connected", begin + 9, "", "", step, 0, 1_000_000, 0),
-                (1, "step.ended", begin + 11, "", "", step, 0, 0, 0),
+                (1, "step.ended", begin + 11, "", "", step, (step - 1) * 4_000_000, 0, 0),
             )
 
     row = ask(path, "steps")[0]
@@ -250,6 +250,7 @@ def test_steps(path: Path) -> None:
     assert (row["engine"], row["steps"], row["tokens_per_step"], row["requests_per_step"]) == ("P", 2, 15.0, 1.5)
     assert (row["step_p50_ms"], row["forward_p50_ms"], row["connector_p50_us"]) == (10.0, 6.0, 1000.0)
     assert row["connector_share"] == pytest.approx(0.1)
+    assert (row["starved_p99_ms"], row["starved_s"]) == (3.96, 0.004)
 
 
 def test_drops_name_process_and_stage(path: Path) -> None:

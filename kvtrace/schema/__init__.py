@@ -44,7 +44,8 @@ SCHEMA_VERSION = 6
 5  transfer and step are tables, with peer, seen_ns, siblings and is_last, and gap_ns; place, leg, notable, occurrence
    and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request; finding; view under_way;
    prompt_tokens and output_tokens are NULL where nobody told them.
-6  walk_request and walk_segment, the attribution in SQL; cached_tokens and remote_tokens of request.
+6  walk_request and walk_segment, the attribution in SQL; cached_tokens and remote_tokens of request;
+   starved_ns of step.
 """
 
 FORMAT = "kvtrace"

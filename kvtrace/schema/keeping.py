@@ -61,7 +61,8 @@ WITH seen AS (
     max(e.d) FILTER (e.stage = 'step.scheduled') AS waiting,
     count(*) FILTER (e.stage = 'step.started') AS ranks,
     max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
-    arg_max(e.d, e.c) FILTER (e.stage = 'step.connected') AS before_forward_ns
+    arg_max(e.d, e.c) FILTER (e.stage = 'step.connected') AS before_forward_ns,
+    arg_min(e.b, e.t_ns) FILTER (e.stage = 'step.ended') AS starved_ns
   FROM event AS e JOIN place AS p USING (process)
   WHERE e.stage IN ({_STEP_STAGES}) AND {among}
   GROUP BY p.core, e.a
@@ -76,7 +77,7 @@ WITH seen AS (
 SELECT
   s.process, s.step, s.engine, {at_time("coalesce(s.scheduled_ns, s.started_ns)")} AS ts, s.scheduled_ns, s.started_ns,
   s.forwarded_ns, s.connected_ns, s.ended_ns, s.tokens, s.requests, s.waiting, s.ranks, s.connector_ns,
-  s.before_forward_ns, CASE WHEN g.gap_ns < {LOOK_BACK_NS} THEN g.gap_ns END AS gap_ns
+  s.before_forward_ns, CASE WHEN g.gap_ns < {LOOK_BACK_NS} THEN g.gap_ns END AS gap_ns, s.starved_ns
 FROM seen AS s LEFT JOIN spaced AS g ON g.process = s.process AND g.step = s.step
 ORDER BY coalesce(s.scheduled_ns, s.started_ns)
 """

@@ -78,6 +78,7 @@ STEP = Table(
         ("connector_ns", "BIGINT", "Time the connector took on the forward thread, on the slowest rank."),
         ("before_forward_ns", "BIGINT", "The part of it before the forward, on that rank."),
         ("gap_ns", "BIGINT", "From the making up of the step before it; NULL if that is ten minutes ago or unseen."),
+        ("starved_ns", "BIGINT", "How long the scheduler's thread could have run before it and had no processor."),
     ),
 )
 

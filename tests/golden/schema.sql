@@ -132,7 +132,7 @@ COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
 COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; transfer_id: prefill.allocated; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; transfer_id: decode.allocated; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
 COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
-COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
+COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
 COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
 COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
 
@@ -444,7 +444,8 @@ CREATE TABLE step (
   "ranks" BIGINT,
   "connector_ns" BIGINT,
   "before_forward_ns" BIGINT,
-  "gap_ns" BIGINT
+  "gap_ns" BIGINT,
+  "starved_ns" BIGINT
 );
 COMMENT ON TABLE step IS 'One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.';
 COMMENT ON COLUMN step."process" IS 'The engine core.';
@@ -463,6 +464,7 @@ COMMENT ON COLUMN step."ranks" IS 'Workers that stamped it.';
 COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward thread, on the slowest rank.';
 COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward, on that rank.';
 COMMENT ON COLUMN step."gap_ns" IS 'From the making up of the step before it; NULL if that is ten minutes ago or unseen.';
+COMMENT ON COLUMN step."starved_ns" IS 'How long the scheduler''s thread could have run before it and had no processor.';
 
 CREATE TABLE leg (
   "engine" VARCHAR,
@@ -650,7 +652,7 @@ FROM (VALUES
     ('step.started', 111, 'engine', 'A worker begins the step.', 'step', 'rank', '', '', ''),
     ('step.forwarded', 112, 'engine', 'The step''s forward has ended on a worker (on a GPU: its event has passed).', 'step', 'rank', 'asynchronous', '', ''),
     ('step.connected', 113, 'engine', 'The connector''s work of the step on the forward thread is over.', 'step', 'rank', 'connector_ns [ns]', 'before_forward_ns [ns]', ''),
-    ('step.ended', 114, 'engine', 'The scheduler has taken in the step''s result.', 'step', '', '', '', ''),
+    ('step.ended', 114, 'engine', 'The scheduler has taken in the step''s result.', 'step', 'starved_ns [ns]', '', '', ''),
     ('sender.woke', 120, 'engine', 'The sender thread wakes.', 'slept_ns [ns]', 'queue_length', 'signal_delay_ns [ns]', '', ''),
     ('sender.slept', 121, 'engine', 'The sender thread goes to sleep.', 'busy_ns [ns]', 'queue_length', '', '', ''),
     ('client.sent', 130, 'client', 'The client sends the request.', 'prompt_tokens [tokens]', '', '', '', 'client_request_id'),
@@ -820,7 +822,7 @@ SELECT
     WHEN 'step.started' THEN map(['step', 'rank'], [e.a, e.b])
     WHEN 'step.forwarded' THEN map(['step', 'rank', 'asynchronous'], [e.a, e.b, e.c])
     WHEN 'step.connected' THEN map(['step', 'rank', 'connector_ns', 'before_forward_ns'], [e.a, e.b, e.c, e.d])
-    WHEN 'step.ended' THEN map(['step'], [e.a])
+    WHEN 'step.ended' THEN map(['step', 'starved_ns'], [e.a, e.b])
     WHEN 'sender.woke' THEN map(['slept_ns', 'queue_length', 'signal_delay_ns'], [e.a, e.b, e.c])
     WHEN 'sender.slept' THEN map(['busy_ns', 'queue_length'], [e.a, e.b])
     WHEN 'client.sent' THEN map(['prompt_tokens'], [e.a])
@@ -1020,9 +1022,9 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '96975 letters, sha256 f5432ec903329f3b7b15407446b7ebd2c74b29ea59c0a24debe1006af288a117';
+CREATE MACRO walk_common_sql() AS '96705 letters, sha256 eeb1db688103b61ac6ced8fa5734af529c2e1673cbfb7392c12f78bd36d768de';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
-CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25830 letters, sha256 986e0ded0abe5e1ebe91e2ac97874873989c656da8eb18552741503d2575a7b6';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25649 letters, sha256 2a288feaee5eb252a915fa13439da3c0d989d76802b0b5f886b7cec3137ba0f2';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
-CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '32463 letters, sha256 b66a028b258cf589a2806381bf765175f955a1381361d1e382088b579db1a5e8';
+CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '32190 letters, sha256 cb2e1269b9a638fbcebbad70716c9a6a8a5d711ab9feac338c3f1d73c76851f1';
 COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';

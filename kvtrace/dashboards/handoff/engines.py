@@ -75,6 +75,7 @@ def within() -> list[Panel]:
                 Column("connector_p50_us", "connector p50", "µs"),
                 Column("connector_p99_us", "p99", "µs"),
                 Column("connector_share", "connector", "percentunit", COORDINATION, bar=True),
+                Column("starved_p99_ms", "no processor p99", "ms"),
             ],
             width=12,
         ),
