@@ -24,6 +24,8 @@ _OF_EACH_RUN = frozenset(
     )
 )
 _SWITCHED_OFF = "--no-"
+_OF_SHELLS = ("-c", "-lc")
+"""What a shell takes a whole script behind, which has the flags."""
 
 
 def differing(run: Mapping[str, str], against: Mapping[str, str], *, same_mode: bool) -> list[Row]:
@@ -92,20 +94,27 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
         name, has_value, value = word.partition("=")
         if name in _OF_EACH_RUN:
             continue
-        if name == "--kv-transfer-config":
+        if name in _OF_SHELLS and " " in _value(words, number):
+            yield from _words(_value(words, number))
+        elif name == "--kv-transfer-config":
             yield from _transfer(value or _value(words, number))
         elif name.startswith(_SWITCHED_OFF):
             yield "--" + name.removeprefix(_SWITCHED_OFF), "off"
-        elif name.startswith("--") and name != "--":
+        elif _is_flag(name):
             yield name, value if has_value else _value(words, number) or "on"
         elif has_value and name.isidentifier() and name.isupper():
             yield name, value
 
 
 def _value(words: Sequence[str], number: int) -> str:
-    """Return the word behind that one, "" if it is a flag itself."""
+    """Return the word behind that one, "" if it is a flag itself, or ends them."""
     follows = words[number + 1] if number + 1 < len(words) else ""
-    return "" if follows.startswith("-") else follows
+    return "" if follows == "--" or _is_flag(follows) else follows
+
+
+def _is_flag(word: str) -> bool:
+    """Return whether the word is a flag, as `-tp` and `--block-size` are, and -1 is not."""
+    return word.startswith("-") and word.lstrip("-")[:1].isalpha()
 
 
 def _transfer(text: str) -> Iterator[tuple[str, str]]:
