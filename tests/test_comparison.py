@@ -400,6 +400,18 @@ def test_a_command_that_was_recorded_is_compared_by_its_flags(tmp_path: Path) ->
     assert broken["flags_known"] == {"run": True, "against": False}
 
 
+def test_what_is_secret_is_not_told(tmp_path: Path) -> None:
+    """A limit of tokens is none."""
+    one, other = (
+        {"command": f"HF_TOKEN={a} vllm serve m --api-key {a} --hf-token={a} --max-num-batched-tokens {b}"}
+        for a, b in (("hush", 8), ("hash", 16))
+    )
+
+    assert compared(tmp_path, recording(facts=one), recording(facts=other))["differs"] == [
+        {"what": "command --max-num-batched-tokens", "run": "8", "against": "16"}
+    ]
+
+
 def test_short_flags_and_negative_values_are_compared_too(tmp_path: Path) -> None:
     one, other = (
         {"command": f"bash -c 'nice -n 5 -- vllm serve m -q {kind} --max-logprobs -{most} --eager'"}
