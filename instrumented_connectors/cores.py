@@ -1,7 +1,8 @@
 """Once a second: on which CPU the forward thread is, and how many other threads of its process want that CPU.
 
 A thread of NIXL or UCX that spins on the forward thread's core takes half of it, and no event says so: steps only
-become longer. The kernel says where each thread last ran and whether it runs or could run.
+become longer. The kernel says where each thread last ran and whether it runs or could run. While no step is made
+nobody is delayed, and looks would say nothing of the steps, so there are none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Placed(NamedTuple):
 
 
 class Cores:
-    """Looks at the threads of this process, once a second from the first step on."""
+    """Looks at the threads of this process, at the end of each second in which a step was made."""
 
     def __init__(self, tracer: Tracer, tasks: str = _TASKS) -> None:
         self._tracer = tracer
@@ -43,12 +44,17 @@ class Cores:
         self._looks = 0
         self._others: list[int] = []
         self._busy: list[int] = []
+        self._has_begun = False
+        self._has_stepped = False
         self._stopped = threading.Event()
 
-    def begin(self) -> None:
-        """Look from now on at the threads that share a CPU with the thread that calls this."""
-        forward = threading.get_native_id()
-        threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
+    def stepped(self) -> None:
+        """Take note of a step of the thread that calls; the first is the one whose CPU is looked at from now on."""
+        self._has_stepped = True
+        if not self._has_begun:
+            self._has_begun = True
+            forward = threading.get_native_id()
+            threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
 
     def stop(self) -> None:
         """Look no more."""
@@ -56,6 +62,9 @@ class Cores:
 
     def _run(self, forward: int) -> None:
         while not self._stopped.wait(EVERY_S) and self._tracer.enabled:
+            if not self._has_stepped:
+                continue
+            self._has_stepped = False
             try:
                 placed = self.look(forward)
             except (OSError, ValueError, IndexError):

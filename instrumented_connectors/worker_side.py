@@ -65,8 +65,7 @@ class WorkerSide:
     def _bound(self, connector_metadata: Any) -> None:
         self._resolve()
         if self._cores is not None:
-            self._cores.begin()  # this is the forward thread
-            self._cores = None
+            self._cores.stepped()  # this is the forward thread
         self._metadata = connector_metadata
         mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
         self._step, tokens, self._loads_late = mark

@@ -111,7 +111,7 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
     ids = _names(store, span, bases)
-    linking = {**span, "stages": [stages.DECODE_ENQUEUED.name, stages.MATCHED.name], "names": ids}
+    linking = {**span, "stages": sorted(_LINKING), "carrying": sorted(_CARRYING), "names": ids}
     linked = {base for row in store.rows(_LINKED_SQL, linking) for one in row.values() for base in base_ids(one)}
     if not linked <= bases:
         ids = _names(store, span, bases | linked)
@@ -157,10 +157,19 @@ _NAMES_SQL = f"""
 SELECT request FROM (SELECT DISTINCT request FROM event WHERE {_WITHIN} AND request <> '')
 WHERE left(regexp_replace(request, {schema.text(BEFORE_ID)}, ''), $length) IN (SELECT unnest($heads::VARCHAR[]))
 """  # noqa: S608 -- the same
+# Legs are linked by an id that one names of the other, or by the transfer_id that both carry.
+_CARRYING = frozenset((stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name))
+_LINKING = _CARRYING | {stages.DECODE_ENQUEUED.name, stages.MATCHED.name}
 _LINKED_SQL = f"""
-SELECT DISTINCT request, "ref" AS other FROM event
-WHERE {_WITHIN} AND stage::VARCHAR IN (SELECT unnest($stages)) AND "ref" <> ''
-  AND (request IN (SELECT unnest($names)) OR "ref" IN (SELECT unnest($names)))
+WITH told AS MATERIALIZED (
+  SELECT request, "ref" AS other, stage::VARCHAR IN (SELECT unnest($carrying)) AS carries FROM event
+  WHERE {_WITHIN} AND "ref" <> '' AND stage::VARCHAR IN (SELECT unnest($stages))
+)
+SELECT DISTINCT request, other FROM told
+WHERE NOT carries AND (request IN (SELECT unnest($names)) OR other IN (SELECT unnest($names)))
+UNION ALL
+SELECT DISTINCT request, request FROM told
+WHERE carries AND other IN (SELECT other FROM told WHERE carries AND request IN (SELECT unnest($names)))
 """  # noqa: S608 -- the same
 
 

@@ -21,11 +21,11 @@ def command_line(*words: str | Path) -> str:
     What no terminal shows stands in it as $'...', which bash, zsh and POSIX of 2024 read; all of it is printable.
     """
     shown = (f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words)
-    return " ".join(["kvtrace", *map(_quoted, shown)])
+    return " ".join(["kvtrace", *map(quoted, shown)])
 
 
-def _quoted(word: str) -> str:
-    """Return a word as a shell takes it for itself, bytes that are no text included."""
+def quoted(word: str) -> str:
+    """Return a word as a shell takes it for itself, bytes that are no text included; the result is printable."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = (

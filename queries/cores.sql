@@ -6,7 +6,7 @@
 --
 -- engine        VARCHAR  Engine id.
 -- rank          BIGINT   Rank of the worker, NULL where it has none.
--- looks         BIGINT   Looks at its threads, one a second.
+-- looks         BIGINT   Looks at its threads, one in each second in which it made a step.
 -- shared        BIGINT   Those at which another thread ran, or could run, on the forward thread's CPU.
 -- shared_share  DOUBLE   Part of the looks, 0 to 1.
 -- beside_most   BIGINT   The most other threads there at one look.

@@ -7,7 +7,7 @@
 -- $from_ns  BIGINT   Only what began at or after this time, unix ns; from the first on if not given.
 -- $to_ns    BIGINT   Only what began before this time, unix ns; up to the last if not given.
 --
--- in_flight_from    BIGINT   Fewest requests in flight in the whole run, the one that came counted, from start to end.
+-- in_flight_from    BIGINT   Fewest requests in flight in the whole run, the one that came counted; each to its end, else to its last sign.
 -- in_flight_to      BIGINT   Most of them.
 -- mode              VARCHAR  How the KV was handed over.
 -- scope             VARCHAR  Where the first token was seen; scopes do not compare.

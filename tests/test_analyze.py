@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from kvtrace import keeping
+from kvtrace import keeping, stages
 from kvtrace.analyze import analyze, load_processes
 from kvtrace.legs import BEFORE_ID, base_ids
 from kvtrace.model import Event
 from kvtrace.store import Store
+from tests.field.scenes import D_LEG, P_LEG, carrying, changed, renamed
 from tests.test_schema import append_process
 from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
 
@@ -112,6 +113,25 @@ def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path, monkeypatch: p
         analyze(once)
 
         assert _answers(parts) == _answers(once)
+
+
+@pytest.mark.parametrize(
+    ("late", "leg"), [(stages.PREFILL_RELEASED, P_LEG), (stages.DECODE_FINISHED, "other-0-bbbbbbbb")]
+)
+def test_legs_that_only_a_transfer_id_joins_stay_joined_when_one_goes_on(
+    tmp_path: Path, late: stages.Stage, leg: str
+) -> None:
+    """The last event of either leg comes by itself, when nothing new is told of the other."""
+    apart = changed(carrying(push(), "t", "t"), stages.DECODE_ENQUEUED, ref="").without("transfer.matched", late.name)
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        for portion in (renamed(apart, {D_LEG: "other-0-bbbbbbbb"}), Trace().at(900, late, leg)):
+            fill(store, portion)
+            analyze(store, min(event.t_ns for event in portion.events))
+        in_parts = _answers(store)
+        analyze(store)
+
+        assert [(row["join_method"], row["mode"]) for row in in_parts] == [("transfer_id", "push")]
+        assert in_parts == _answers(store)
 
 
 @pytest.mark.parametrize("hand_off", [push, pull])

@@ -381,14 +381,14 @@ def test_other_versions_models_flags_and_caches_are_named_and_what_each_run_has_
         {"what": "prefill --enable-prefix-caching", "run": "on", "against": "off"},
     ]
     assert "vllm (0.33.0 in run.duckdb, 0.32.0 in against.duckdb)" in told(document)
-    assert "How caches and batches were set" not in told(document)
+    assert "With which flags" not in told(document)
 
 
 def test_flags_that_nobody_recorded_are_said_to_be_unknown(tmp_path: Path) -> None:
     document = compared(tmp_path, recording(facts=lab(8, "")), recording())
 
     assert document["differs"] == []
-    assert "How caches and batches were set is not known of against.duckdb" in told(document)
+    assert "the engines of against.duckdb ran is not known" in told(document)
 
 
 def test_a_command_that_was_recorded_is_compared_by_its_flags(tmp_path: Path) -> None:
@@ -398,6 +398,30 @@ def test_a_command_that_was_recorded_is_compared_by_its_flags(tmp_path: Path) ->
 
     assert document["differs"] == [{"what": "command --block-size", "run": "16", "against": "32"}]
     assert broken["flags_known"] == {"run": True, "against": False}
+
+
+def test_what_is_secret_is_not_told(tmp_path: Path) -> None:
+    """A limit of tokens is none."""
+    one, other = (
+        {"command": f"HF_TOKEN={a} vllm serve m --api-key {a} --hf-token={a} --max-num-batched-tokens {b}"}
+        for a, b in (("hush", 8), ("hash", 16))
+    )
+
+    assert compared(tmp_path, recording(facts=one), recording(facts=other))["differs"] == [
+        {"what": "command --max-num-batched-tokens", "run": "8", "against": "16"}
+    ]
+
+
+def test_short_flags_and_negative_values_are_compared_too(tmp_path: Path) -> None:
+    one, other = (
+        {"command": f"bash -c 'nice -n 5 -- vllm serve m -q {kind} --max-logprobs -{most} --eager'"}
+        for kind, most in (("fp8", 1), ("awq", 2))
+    )
+
+    assert compared(tmp_path, recording(facts=one), recording(facts=other))["differs"] == [
+        {"what": "command -q", "run": "fp8", "against": "awq"},
+        {"what": "command --max-logprobs", "run": "-1", "against": "-2"},
+    ]
 
 
 def test_longer_prompts_are_said_to_be_a_possible_reason(tmp_path: Path) -> None:

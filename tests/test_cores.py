@@ -59,9 +59,37 @@ def test_without_such_files_nothing_is_said_and_tracing_goes_on(
 ) -> None:
     monkeypatch.setattr(cores, "EVERY_S", 0.001)
     memory = Memory()
-    Cores(memory, str(tmp_path / "none"))._run(FORWARD)
+    looking = Cores(memory, str(tmp_path / "none"))
+    looking._has_stepped = True
+    looking._run(FORWARD)
 
     assert (memory.events, memory.enabled) == ([], True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_idle_engine_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps make looks, one for however many; when they end so do looks, and the first one after a pause makes one."""
+    monkeypatch.setattr(cores, "EVERY_S", 0.005)
+    memory = Memory()
+    looking = Cores(memory)
+
+    def looks(more_than: int) -> int:
+        """Return how many looks there are some time after there were more than that."""
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s and len(memory.events) <= more_than:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        return len(memory.events)
+
+    for _ in range(3):
+        looking.stepped()
+    first = looks(0)
+    looking.stepped()
+    second = looks(first)
+    looking.stop()
+
+    assert 1 <= first <= 2
+    assert second == first + 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -76,9 +104,9 @@ def test_two_busy_threads_on_one_core_are_seen(monkeypatch: pytest.MonkeyPatch) 
 
         def work(*, is_forward: bool) -> None:
             os.sched_setaffinity(0, {cpu})
-            if is_forward:
-                looking.begin()
             while not over.is_set():
+                if is_forward:
+                    looking.stepped()
                 hashlib.sha256(bytes(1 << 22)).digest()
 
         busy = [threading.Thread(target=work, kwargs={"is_forward": not number}) for number in range(threads)]

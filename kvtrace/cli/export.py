@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -14,7 +13,7 @@ from kvtrace.cli import target
 from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import ExportError, UsageError
 from kvtrace.exporters.source import NEVER_NS, Choice, batches
-from kvtrace.messages import say
+from kvtrace.messages import quoted, say
 from kvtrace.report import selection
 from kvtrace.store import Store
 from kvtrace.wording import plural
@@ -159,7 +158,7 @@ def _write_profile(
     for failure in failures:
         say(failure)
     if output != target.STDOUT:
-        say(f"wrote {shlex.quote(str(output))}: {plural(count, 'profile')} merged; {_NEXT[Format.PPROF]}")
+        say(f"wrote {quoted(str(output))}: {plural(count, 'profile')} merged; {_NEXT[Format.PPROF]}")
 
 
 def _send(store: Store, choice: Choice, endpoint: str) -> int:
@@ -183,4 +182,4 @@ def _send(store: Store, choice: Choice, endpoint: str) -> int:
 
 def _report(path: Path, form: Format, count: int) -> None:
     if path != target.STDOUT:
-        say(f"wrote {shlex.quote(str(path))}: {plural(count, 'request')}; {_NEXT[form]}")
+        say(f"wrote {quoted(str(path))}: {plural(count, 'request')}; {_NEXT[form]}")

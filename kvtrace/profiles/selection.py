@@ -10,6 +10,7 @@ from kvtrace.errors import ExportError
 from kvtrace.exporters.source import CHOSEN, NEVER_NS, Choice
 from kvtrace.profiler import STAGE_LABEL, STAGES, clean
 from kvtrace.profiles import folder, pprof
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ def write(of: Path, chosen: Wanted, out: BinaryIO) -> tuple[int, list[str]]:
         raise ExportError(
             f"no profile in {of} matches: it keeps {len(kept)}; ask for a longer time, another class, or all of it"
         )
-    said = [f"kvtrace: {total.profiles} profiles of wall-clock time"]
+    said = [f"kvtrace: {plural(total.profiles, 'profile')} of wall-clock time"]
     said += [f"class {chosen.kind}"] if chosen.kind else []
     said += [f"engines {', '.join(sorted(chosen.engines))}"] if chosen.engines is not None else []
     out.write(pprof.packed(total.profile("; ".join(said))))

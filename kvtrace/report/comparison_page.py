@@ -13,6 +13,7 @@ from kvtrace.report import contrasts
 from kvtrace.report.comparison import ASKED, FEW, SIDES, WAITED
 from kvtrace.report.sentences import SCOPES
 from kvtrace.report.style import NS_PER_MS, colour, fitted, glyph, prose
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeat
     shown, rest = group["causes"][:CAUSES_SHOWN], group["causes"][CAUSES_SHOWN:]
     causes: list[Line] = [(_marked(one["cause"], one["class"], console), one, write) for one in shown]
     if rest:
-        causes.append((f"{len(rest)} other causes", _summed(rest), write))
+        causes.append((plural(len(rest), "other cause"), _summed(rest), write))
     blocks = [
         _table("ms", waited, console, missing),
         _table("mean ms by class", [*kinds, ("TTFT, their sum", scale_ns, write)], console),

@@ -34,7 +34,7 @@ INTERVALS = (
 )
 _MOST = 0.5
 _ANEW = 0.10
-"""Six pairs of starts of one deployment differed by up to 8 % in their TTFT (README, what it costs)."""
+"""Six pairs of starts of one deployment differed by up to 8 % in their TTFT (docs/costs.md, against stock)."""
 _WORTH = 0.01
 _CAUSES_NAMED = 2
 _DIGITS_MOST = 6
@@ -117,8 +117,8 @@ def cautions(document: Row, names: Names) -> list[str]:
     unknown = [name for name, known in zip(names, document["flags_known"].values(), strict=True) if not known]
     if unknown:
         found.append(
-            f"How caches and batches were set is not known of {' and '.join(unknown)}: kvtrace sees the flags of "
-            "engines only where it started them."
+            f"With which flags (caches, batches) the engines of {' and '.join(unknown)} ran is not known: kvtrace sees "
+            "them only where it started the engines. What bounds a step is told by the query engines."
         )
     return [told for told in found if told]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ _OF_EACH_RUN = frozenset(
     )
 )
 _SWITCHED_OFF = "--no-"
+_SECRET = re.compile(r"(api|access|secret)[-_]key|secret|password|token$", re.IGNORECASE)
+"""Names of what nobody is to read in a report, and no request is the slower for."""
+_OF_SHELLS = ("-c", "-lc")
+"""What a shell takes a whole script behind, which has the flags."""
 
 
 def differing(run: Mapping[str, str], against: Mapping[str, str], *, same_mode: bool) -> list[Row]:
@@ -90,22 +95,29 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
         return
     for number, word in enumerate(words):
         name, has_value, value = word.partition("=")
-        if name in _OF_EACH_RUN:
+        if name in _OF_EACH_RUN or _SECRET.search(name):
             continue
-        if name == "--kv-transfer-config":
+        if name in _OF_SHELLS and " " in _value(words, number):
+            yield from _words(_value(words, number))
+        elif name == "--kv-transfer-config":
             yield from _transfer(value or _value(words, number))
         elif name.startswith(_SWITCHED_OFF):
             yield "--" + name.removeprefix(_SWITCHED_OFF), "off"
-        elif name.startswith("--") and name != "--":
+        elif _is_flag(name):
             yield name, value if has_value else _value(words, number) or "on"
         elif has_value and name.isidentifier() and name.isupper():
             yield name, value
 
 
 def _value(words: Sequence[str], number: int) -> str:
-    """Return the word behind that one, "" if it is a flag itself."""
+    """Return the word behind that one, "" if it is a flag itself, or ends them."""
     follows = words[number + 1] if number + 1 < len(words) else ""
-    return "" if follows.startswith("-") else follows
+    return "" if follows == "--" or _is_flag(follows) else follows
+
+
+def _is_flag(word: str) -> bool:
+    """Return whether the word is a flag, as `-tp` and `--block-size` are, and -1 is not."""
+    return word.startswith("-") and word.lstrip("-")[:1].isalpha()
 
 
 def _transfer(text: str) -> Iterator[tuple[str, str]]:

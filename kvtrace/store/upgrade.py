@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from typing import TYPE_CHECKING
 
 from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
+from kvtrace.messages import quoted
 from kvtrace.store import opening
 from kvtrace.store.refusal import said_plainly
 from kvtrace.store.revision import refuse_changes, successor, unattended
@@ -97,7 +97,8 @@ def _refuse_incomplete(
                 found, such = f"{column.name} is NULL", f"{column.name} IS NULL"
             else:
                 found, such = f"{value!r} is no stage that this kvtrace knows", f"stage = {schema.text(value)}"
-            remedy = shlex.join(["duckdb", str(path), f"DELETE FROM {event.name} WHERE {such}"])  # noqa: S608 -- shown only
+            taking = f"DELETE FROM {event.name} WHERE {such}"  # noqa: S608 -- shown only
+            remedy = " ".join(map(quoted, ("duckdb", str(path), taking)))
             raise StoreError(
                 f"{path}: table {event.name}, row {row}{others}: {found}; the store is left as it is: "
                 f"take such rows out by `{remedy}`, or record the run again"

@@ -664,7 +664,7 @@ FROM (VALUES
     ('prefill.checked', 136, 'prefill', 'P''s worker knows the checksum of a block that it has computed.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', 'decode_request_id'),
     ('decode.checked', 137, 'decode', 'D''s worker knows the checksum of a block that has arrived.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', ''),
     ('transfer.unchecked', 138, 'transfer', 'A worker could not take the checksum of blocks that it should have.', 'rank', 'blocks [blocks]', '', '', 'reason'),
-    ('thread.placed', 139, 'process', 'A look, once a second, at the threads of a worker''s process: where its forward thread is, and who is beside it.', 'cpu', 'beside', 'running', 'looked', '')
+    ('thread.placed', 139, 'process', 'A look, in each second with a step, at the threads of a worker''s process: where its forward thread is, and who is beside it.', 'cpu', 'beside', 'running', 'looked', '')
 ) AS v(stage, code, "where", doc, a, b, c, d, ref);
 COMMENT ON VIEW vocabulary IS 'What every stage means and what it keeps in a, b, c, d and ref.';
 COMMENT ON COLUMN vocabulary."stage" IS 'Name of the stage.';
