@@ -185,9 +185,10 @@ def _writable(output: Path) -> Path:
 def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv: float, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
+    from kvtrace.redaction import without_secrets
 
     # A command may name files in bytes that are no text; a store holds text.
-    line = shlex.join(argv).encode(errors="backslashreplace").decode()
+    line = shlex.join(without_secrets(argv)).encode(errors="backslashreplace").decode()
     with recording(output, [make_spool()], {"command": line}, watch, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+
+from kvtrace.redaction import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,6 @@ _OF_EACH_RUN = frozenset(
     )
 )
 _SWITCHED_OFF = "--no-"
-_SECRET = re.compile(r"(api|access|secret)[-_]key|secret|password|token$", re.IGNORECASE)
-"""Names of what nobody is to read in a report, and no request is the slower for."""
 _OF_SHELLS = ("-c", "-lc")
 """What a shell takes a whole script behind, which has the flags."""
 
@@ -95,7 +94,7 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
         return
     for number, word in enumerate(words):
         name, has_value, value = word.partition("=")
-        if name in _OF_EACH_RUN or _SECRET.search(name):
+        if name in _OF_EACH_RUN or SECRET.search(name):
             continue
         if name in _OF_SHELLS and " " in _value(words, number):
             yield from _words(_value(words, number))
