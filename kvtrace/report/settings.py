@@ -54,8 +54,11 @@ def _paired(run: Mapping[str, str], against: Mapping[str, str]) -> Iterator[tupl
 
 
 def _shown(value: str) -> str:
-    """Return a path's last part, since folders differ from machine to machine, and any other value as it is."""
-    return PurePath(value).name or value
+    """Return a path's last part, since folders differ from machine to machine, and any other value as it is.
+
+    A model's name has a slash too, and whose model it is counts: only what begins as a path does is one.
+    """
+    return PurePath(value).name or value if value.startswith(("/", "./", "../", "~")) else value
 
 
 def _load(facts: Mapping[str, str]) -> dict[str, str]:
