@@ -6,6 +6,7 @@ become longer. The kernel says where each thread last ran and whether it runs or
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import NamedTuple
@@ -48,7 +49,9 @@ class Cores:
     def begin(self) -> None:
         """Look from now on at the threads that share a CPU with the thread that calls this."""
         forward = threading.get_native_id()
-        threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
+        # Where the process may have no more threads nobody looks, and all else is traced.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
 
     def stop(self) -> None:
         """Look no more."""
