@@ -336,6 +336,10 @@ def test_a_receiver_that_has_taken_spans_may_come_back(tmp_path: Path) -> None:
     sender.offer(spans)
     until(lambda: sender.health.failed == len(spans))
     sender.offer(spans)
+    until(lambda: sender.health.failed == 2 * len(spans))
+    sender._failures += 1
+    with pytest.raises(ExportError, match=f"takes no more spans after {len(spans)} spans: "):
+        sender.offer(spans)
     sender.close()
 
     assert sender.health.dropped == 2 * len(spans)

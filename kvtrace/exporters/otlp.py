@@ -99,7 +99,8 @@ class Sender:
         """Take one request's spans over; they are dropped and counted where there is no room."""
         self._raise_if_refused()
         if self._waits and self._failures >= _FAILURES_MAX:
-            raise ExportError(f"{self._endpoint} takes no spans: {self.health.failure or 'no reason given'}")
+            taken = f"more spans after {plural(self.health.exported, 'span')}" if self._has_taken else "spans"
+            raise ExportError(f"{self._endpoint} takes no {taken}: {self.health.failure or 'no reason given'}")
         try:
             self._queue.put(spans, block=self._waits)
         except queue.Full:
