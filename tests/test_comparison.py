@@ -410,9 +410,19 @@ def test_a_command_that_was_recorded_is_compared_by_its_flags(tmp_path: Path) ->
     one, other = ({"command": f"vllm serve m --block-size={size} --port 1{size} --x 'a'"} for size in (16, 32))
     document = compared(tmp_path, recording(facts=one), recording(facts=other))
     broken = compared(tmp_path, recording(facts=one), recording(facts={"command": "vllm 'serve"}))
+    nested = compared(tmp_path, recording(facts={"workload": "[" * 100_000}), recording())
 
     assert document["differs"] == [{"what": "command --block-size", "run": "16", "against": "32"}]
     assert broken["flags_known"] == {"run": True, "against": False}
+    assert nested["differs"] == []
+
+
+def test_secrets_in_commands_are_no_part_of_a_comparison(tmp_path: Path) -> None:
+    words = "HF_TOKEN={0} VLLM_API_KEY={0} vllm serve m --api-key {0} --max-num-batched-tokens {1}"
+    one, other = ({"command": words.format(*values)} for values in (("mine", 64), ("yours", 128)))
+    document = compared(tmp_path, recording(facts=one), recording(facts=other))
+
+    assert [line["what"] for line in document["differs"]] == ["command --max-num-batched-tokens"]
 
 
 @pytest.mark.parametrize(
