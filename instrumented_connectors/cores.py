@@ -7,6 +7,7 @@ nobody is delayed, and looks would say nothing of the steps, so there are none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import NamedTuple
@@ -54,7 +55,9 @@ class Cores:
         if not self._has_begun:
             self._has_begun = True
             forward = threading.get_native_id()
-            threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
+            # Where the process may have no more threads nobody looks, and all else is traced.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, args=(forward,), daemon=True, name="kvtrace-cores").start()
 
     def stop(self) -> None:
         """Look no more."""

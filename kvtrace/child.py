@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import time
 from contextlib import suppress
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SETTLE_S = 5.0
+_LOOK_S = 0.2
+"""Python runs handlers between calls, so a signal that comes just before a wait begins is seen when that has ended."""
 _TO_GROUP = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _HANDED_ON = (*_TO_GROUP, signal.SIGTERM)
 _TERMINAL_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -92,10 +95,10 @@ class _Child:
     def _reap(self) -> int:
         """Return the wait status of the ended child; where a terminal stops it, stop and go on with it."""
         if self.terminal is None:
-            return os.waitpid(self.pid, 0)[1]
+            return self._changed(0)
         self.terminal.give(self.pid)
         while True:
-            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            status = self._changed(os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 return status
             if os.WSTOPSIG(status) in _TERMINAL_STOPS:
@@ -104,6 +107,21 @@ class _Child:
                     os.kill(0, signal.SIGSTOP)
                 self.terminal.give(self.pid)
                 self._signal_group(signal.SIGCONT)
+
+    def _changed(self, options: int) -> int:
+        """Return the child's wait status once it has one; at once where it ends, else within `_LOOK_S`."""
+        ends: list[int] = []
+        with suppress(OSError):  # old kernels, and containers that forbid it: then every end is seen that late
+            ends.append(os.pidfd_open(self.pid))
+        try:
+            while True:
+                found, status = os.waitpid(self.pid, options | os.WNOHANG)
+                if found:
+                    return status
+                select.select(ends, [], [], _LOOK_S)
+        finally:
+            for descriptor in ends:
+                os.close(descriptor)
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         """Pass a signal that was sent to this process on to the child, more firmly when it is repeated."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-SECRET = re.compile(r"(api|access|secret)[-_]key|secret|password|token$", re.IGNORECASE)
+SECRET = re.compile(r"(key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 """Names of flags and variables whose values are secrets; `--max-num-batched-tokens` is none."""
 HIDDEN = "***"
-_NAMED = r"[\w-]*(?:(?:api|access|secret)[-_]key|secret|password|token)"
+_NAMED = r"[\w-]*(?:key|token|secret|password|passwd|credentials?)"
 _VALUE = r"'[^']*'|\"[^\"]*\"|[^\s'\"]+"
 _GIVEN = re.compile(rf"((?<![\w-]){_NAMED}=|(?<![\w-])-{{1,2}}{_NAMED}\s+)(?:{_VALUE})", re.IGNORECASE)
 _IN_URL = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,7 @@ class Run:
         self._path = path
         if path is None:
             return
+        _prepare(path)
         load(path)
         self._begun = dt.datetime.now(dt.UTC)
         self._begin_s = time.monotonic()
@@ -70,6 +72,18 @@ class Run:
         _replace(self._path, name, rounded(entry))
 
 
+def _prepare(path: Path) -> None:
+    """Make the file's folder; end the program where the file could not be written, since measuring takes minutes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("ab").close()
+    except OSError as error:
+        sys.exit(f"{path} cannot be written: {error.strerror}; name another file")
+
+
 def load(path: Path = FILE) -> dict[str, Any]:
     """Return all entries by name, none where there is no file; end the program where it is no file of figures."""
     if not path.exists():
@@ -87,14 +101,17 @@ def load(path: Path = FILE) -> dict[str, Any]:
 
 def _replace(path: Path, name: str, entry: dict[str, Any]) -> None:
     """Replace one entry; another bench that ends meanwhile waits, and whoever reads sees a whole file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         entries = dict(sorted({**load(path), name: entry}.items()))
         beside = path.with_name(path.name + ".new")
-        beside.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        try:
+            beside.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
     finally:
         os.close(folder)
 

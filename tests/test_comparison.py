@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_difference_that_a_new_start_makes_is_called_small(tmp_path: Path) -> 
     assert "So small a difference can come of starting the same deployment anew." in told(document)
 
 
-def test_a_difference_near_0_has_the_digits_that_show_it(tmp_path: Path) -> None:
+def test_a_difference_near_0_has_the_digits_that_show_it() -> None:
     line = {"run": 20 * MS, "against": 20 * MS - 40_000, "difference": 40_000, "low": 3_000, "high": 77_000}
 
     assert contrasts.span({**line, "told_apart": True}) == "+0.003 to +0.077"
@@ -347,6 +348,20 @@ def test_several_modes_on_one_side_alone_compare_with_nothing(tmp_path: Path) ->
     )
 
 
+def test_what_another_program_left_untold_is_a_group_like_any_other(tmp_path: Path) -> None:
+    """No mode, scope or verdict, and no time on any path: nothing of it is raised."""
+    run = recording(mode=None, scope=None, verdict=None, ttft_ns=0)
+    run.segments.clear()
+    document = compared(tmp_path, run, run)
+    console = plain_console(80)
+    comparison_page.print_comparison(document, ("a", "b"), console)
+
+    (group,) = document["groups"]
+    assert (group["run"]["mode"], group["run"]["scope"], group["run"]["with_first_token"]) == ("unknown", "unknown", 66)
+    assert group["causes"] == []
+    assert "66 unknown against 66 unknown" in " ".join(text_of(console).split())
+
+
 def test_without_requests_or_first_tokens_the_store_is_named(tmp_path: Path) -> None:
     silent = Sample()
     silent.add("a", (), verdict="aborted")
@@ -395,9 +410,29 @@ def test_a_command_that_was_recorded_is_compared_by_its_flags(tmp_path: Path) ->
     one, other = ({"command": f"vllm serve m --block-size={size} --port 1{size} --x 'a'"} for size in (16, 32))
     document = compared(tmp_path, recording(facts=one), recording(facts=other))
     broken = compared(tmp_path, recording(facts=one), recording(facts={"command": "vllm 'serve"}))
+    nested = compared(tmp_path, recording(facts={"workload": "[" * 100_000}), recording())
 
     assert document["differs"] == [{"what": "command --block-size", "run": "16", "against": "32"}]
     assert broken["flags_known"] == {"run": True, "against": False}
+    assert nested["differs"] == []
+
+
+def test_secrets_in_commands_are_no_part_of_a_comparison(tmp_path: Path) -> None:
+    words = "HF_TOKEN={0} VLLM_API_KEY={0} vllm serve m --api-key {0} --max-num-batched-tokens {1}"
+    one, other = ({"command": words.format(*values)} for values in (("mine", 64), ("yours", 128)))
+    document = compared(tmp_path, recording(facts=one), recording(facts=other))
+
+    assert [line["what"] for line in document["differs"]] == ["command --max-num-batched-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("run", "against", "is_other"),
+    [("meta-llama/Tiny", "elsewhere/Tiny", True), ("/a/Tiny", "/b/Tiny", False), ("/a/Tiny", "./Tiny", False)],
+)
+def test_a_models_owner_counts_and_its_folder_does_not(run: str, against: str, is_other: bool, tmp_path: Path) -> None:
+    document = compared(tmp_path, recording(facts={"model": run}), recording(facts={"model": against}))
+
+    assert document["differs"] == ([{"what": "model", "run": run, "against": against}] if is_other else [])
 
 
 def test_what_is_secret_is_not_told(tmp_path: Path) -> None:
@@ -481,7 +516,7 @@ def test_the_comparison_looks_like_the_golden(
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 240])
 def test_the_comparison_fits_whatever_the_width_and_nothing_hurts_a_terminal(width: int, tmp_path: Path) -> None:
-    run = recording(longer={"wire": 2_000}, facts={"model": HOSTILE}, mode="push")
+    run = recording(longer={"wire": 2_000}, facts={"model": HOSTILE}, mode=HOSTILE, verdict=HOSTILE)
     for segment in run.segments:
         if segment["cause"] == "wire":
             segment["cause"] = HOSTILE * 4
@@ -503,6 +538,7 @@ def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
     comparison_page.print_comparison(compared(tmp_path, recording(), recording()), ("a", "b"), console)
 
     assert "# compute.run" in text_of(console)
+    assert text_of(console).isascii()
 
 
 def test_the_json_has_the_promised_shape(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,18 +577,17 @@ def test_stores_are_only_read(stores: Path, capsys: pytest.CaptureFixture[str]) 
     assert sorted(path.name for path in stores.iterdir()) == ["engine.duckdb", "pull.duckdb", "push.duckdb"]
 
 
-def test_a_store_against_itself_differs_in_nothing(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (stores / "link").mkdir()
-    (stores / "link" / "push.duckdb").symlink_to(stores / "push.duckdb")
-    for other in (stores / "push.duckdb", stores / "link" / "push.duckdb"):
+def test_a_store_against_itself_differs_in_nothing(
+    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "push.duckdb").symlink_to(stores / "push.duckdb")
+    for other in (stores / "push.duckdb", tmp_path / "push.duckdb"):
         code, out, err = explain(capsys, stores / "push.duckdb", "--against", other, "--json")
         found = json.loads(out)["comparison"]
 
         assert (code, err, found["is_same"]) == (0, "", True)
         assert {line["difference"] for line in found["groups"][0]["causes"]} == {0}
         assert found["sentence"].startswith("Nothing is told apart between ")
-    (stores / "link" / "push.duckdb").unlink()
-    (stores / "link").rmdir()
 
 
 @pytest.mark.parametrize("extra", [["kvt-000"], ["--slowest", 3], ["--reconcile"]])
@@ -569,7 +604,10 @@ def test_an_error_names_the_store_that_it_is_about(
     stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.duckdb").write_text("no database")
-    for other, said in (("none.duckdb", "does not exist"), ("text.duckdb", "is not a DuckDB file")):
+    long = "x" * 300
+    for other, said in (
+        ("none.duckdb", "does not exist"), ("text.duckdb", "is not a DuckDB file"), (long, "cannot be read: File name"),
+    ):  # fmt: skip
         for paths in ((stores / "push.duckdb", tmp_path / other), (tmp_path / other, stores / "push.duckdb")):
             code, out, err = explain(capsys, paths[0], "--against", paths[1])
 
@@ -588,17 +626,42 @@ def test_what_cannot_be_compared_says_so_and_is_no_success(
     assert not extra or json.loads(out)["comparison"]["groups"] == []
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths() -> None:
+def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
     assert contrasts.called(("a/run.duckdb", "b/run.duckdb")) == ("a/run.duckdb", "b/run.duckdb")
     assert contrasts.called(("a/push.duckdb", "b/pull.duckdb")) == ("push.duckdb", "pull.duckdb")
+    assert contrasts.called(("/mnt/runs/push/run.duckdb", "/mnt/runs/pull/run.duckdb")) == (
+        "push/run.duckdb", "pull/run.duckdb",
+    )  # fmt: skip
+    assert contrasts.called(("run.duckdb", "./run.duckdb")) == ("run.duckdb", "./run.duckdb")
+    assert contrasts.called(("a/run.duckdb", "a/run.duckdb")) == ("run.duckdb", "run.duckdb")
+
+
+def test_long_names_that_differ_in_their_middle_stay_apart(tmp_path: Path) -> None:
+    """A model's name and a flag's value too, of which the page shows no pages."""
+    names = [f"the-same-beginning-of-a-long-name-{which}-and-the-same-end-of-it.duckdb" for which in "AB"]
+    flags = [{"command": "vllm serve m --block-size " + "x" * 5_000 + which + "y" * 5_000} for which in "AB"]
+    document = compared(tmp_path, recording(facts=flags[0]), recording(facts=flags[1]))
+    console = plain_console(80)
+
+    comparison_page.print_comparison(document, names, console)
+
+    told = " ".join(text_of(console).split())
+    for which in "AB":
+        assert f" is …ame-{which}-and-the-same-end-of-it.duckdb," in told
+    assert "command --block-size (…xxxxA" in told
+    assert len(told) < 4_000
+    assert len(document["differs"][0]["run"]) == 10_001
 
 
 def test_a_reader_that_has_enough_is_no_error(stores: Path) -> None:
+    """The reader is gone before anything is written: what is printed fits into a pipe that nobody has emptied."""
     paths = (str(stores / "push.duckdb"), str(stores / "pull.duckdb"))
     command = [sys.executable, "-m", "kvtrace", "explain", paths[0], "--against", paths[1]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        assert running.stdout.readline().startswith(b"The first token comes 40.0 ms (39 %) later in push.duckdb (push)")
-        running.stdout.close()
-        assert running.stderr.read() == b""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+
+    assert (done.returncode, done.stderr) == (1, b"")

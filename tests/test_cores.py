@@ -14,6 +14,7 @@ import pytest
 from instrumented_connectors import cores
 from instrumented_connectors.cores import Cores, Placed
 from tests.connector_doubles import Memory
+from tests.waiting import until
 
 FORWARD = 100
 
@@ -75,9 +76,7 @@ def test_an_idle_engine_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def looks(more_than: int) -> int:
         """Return how many looks there are some time after there were more than that."""
-        deadline_s = time.monotonic() + 10
-        while time.monotonic() < deadline_s and len(memory.events) <= more_than:
-            time.sleep(0.01)
+        until(lambda: len(memory.events) > more_than)
         time.sleep(0.2)
         return len(memory.events)
 
@@ -98,28 +97,34 @@ def test_two_busy_threads_on_one_core_are_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cores, "EVERY_S", 0.005)
     cpu = min(os.sched_getaffinity(0))
 
-    def beside(threads: int) -> int:
-        over, memory = threading.Event(), Memory()
-        looking = Cores(memory)
+    over, memory = threading.Event(), Memory()
+    looking = Cores(memory)
 
-        def work(*, is_forward: bool) -> None:
-            os.sched_setaffinity(0, {cpu})
-            while not over.is_set():
-                if is_forward:
-                    looking.stepped()
-                hashlib.sha256(bytes(1 << 22)).digest()
+    def work(*, is_forward: bool) -> None:
+        os.sched_setaffinity(0, {cpu})
+        while not over.is_set():
+            if is_forward:
+                looking.stepped()
+            hashlib.sha256(bytes(1 << 22)).digest()
 
-        busy = [threading.Thread(target=work, kwargs={"is_forward": not number}) for number in range(threads)]
-        for thread in busy:
-            thread.start()
-        deadline_s = time.monotonic() + 10
-        while time.monotonic() < deadline_s and len(memory.events) < 20:
-            time.sleep(0.01)
+    busy = [threading.Thread(target=work, kwargs={"is_forward": not number}) for number in range(2)]
+    for thread in busy:
+        thread.start()
+    try:
+        until(lambda: sum(event.numbers[0] == cpu and event.numbers[1] > 0 for event in memory.events) >= 5)
+    finally:
         looking.stop()
         over.set()
         for thread in busy:
             thread.join()
-        assert len(memory.events) >= 20
-        return sum(event.numbers[0] == cpu and event.numbers[1] > 0 for event in memory.events)
 
-    assert beside(2) >= 5
+
+def test_where_no_more_threads_may_be_started_all_else_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = Memory()
+    Cores(memory).stepped()
+
+    assert memory.enabled

@@ -116,6 +116,16 @@ def test_a_file_that_cannot_be_written_whole_stays_what_it_was(tmp_path: Path, m
         run.keep("emit", 2)
 
     assert figures.load(path) == {"emit": entry(1)}
+    assert [one.name for one in tmp_path.iterdir()] == ["figures.json"]
+
+
+@pytest.mark.parametrize("name", ["a folder", "/proc/figures.json", "a file/figures.json"])
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a file").touch()
+
+    with pytest.raises(SystemExit, match=f"{name} cannot be written: "):
+        figures.Run(tmp_path / name)
 
 
 @pytest.mark.parametrize(("text", "why"), [("{", "is not JSON"), ("[]", "no figures"), ('{"emit": {}}', "no figures")])

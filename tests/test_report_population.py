@@ -229,7 +229,7 @@ def test_what_first_contact_cost_is_told_beside_the_percentiles_of_the_others(tm
 def test_the_population_page_fits_whatever_the_width(width: int, tmp_path: Path) -> None:
     sample = Sample(facts={"model": "tiny\x1b[31m"})
     for position in range(30):
-        sample.add(f"kvt-{position:032x}", start_ms=10 * position)
+        sample.add(f"kvt-{position:032x}", start_ms=10 * position, mode="\x1b[31m", scope="\r", verdict="\x1b[32m")
     console = plain_console(width)
 
     page.print_population(summary_of(tmp_path, sample), {"model": "tiny\x1b[31m"}, "run.duckdb", console)
@@ -237,6 +237,7 @@ def test_the_population_page_fits_whatever_the_width(width: int, tmp_path: Path)
     lines = [line for line in text_of(console).splitlines() if not line.startswith("   See: ")]  # to be copied whole
     assert max(map(len, lines)) <= width
     assert "\x1b" not in text_of(console)
+    assert "30 \\x1b[32m" in " ".join(text_of(console).split())
     assert "tiny\\x1b[31m" in text_of(console).replace("\n", " ")
 
 

@@ -299,3 +299,14 @@ def test_chunked_prefill_is_one_row_with_several_marks(tmp_path: Path) -> None:
         ("prefill.forward", 200 * MS, 20),
         ("prefill.others", 200 * MS, 20),
     ]
+
+
+def test_what_a_store_says_of_a_request_moves_no_terminal(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add("kvt-1", mode="\x1b[31m", scope="\x1b[32m", verdict="\x1b[33m", join_method="\x1b[34m")
+    console = plain_console()
+
+    page.print_request(one(tmp_path, sample), False, console)
+
+    assert "\x1b" not in text_of(console)
+    assert "\\x1b[31m, \\x1b[33m, scope \\x1b[32m, joined by \\x1b[34m" in text_of(console)

@@ -17,7 +17,7 @@ from kvtrace.collect import Recorder
 from kvtrace.collect.observing import SETTLE_NS, Audience
 from kvtrace.collect.stats import Stats
 from kvtrace.errors import ExportError
-from kvtrace.exporters import source, traces
+from kvtrace.exporters import otlp, source, traces
 from kvtrace.exporters.live import SpanObserver
 from kvtrace.exporters.otlp import Sender, _size_bytes
 from kvtrace.exporters.sdk import Translation
@@ -26,6 +26,7 @@ from kvtrace.store import Store
 from tests import exported
 from tests.emitted import emit
 from tests.otlp_receiver import RECEIVERS, values
+from tests.pyroscope_stand_in import black_hole
 from tests.router_doubles import refused_url
 from tests.trace import pull, push
 from tests.waiting import until
@@ -281,19 +282,48 @@ def test_one_that_waits_gives_up_on_a_dead_receiver(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_an_export_to_nobody_ends_at_the_first_refused_connection(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    """The exporters would try again for as long as an answer may take, three times over: 22 s."""
+    """The exporters would try again for as long as an answer may take, which is given a minute here."""
+    monkeypatch.setattr(otlp.Sender.__init__, "__kwdefaults__", {"waits": False, "timeout_s": 60.0})
     path = exported.write(tmp_path / "run.duckdb", push(name="kvt-a"), pull("kvt-b"))
     endpoint = refused_url().replace("http", scheme)
     begin_s = time.monotonic()
 
     assert cli.main(["export", str(path), "--format", "otlp", "--endpoint", endpoint]) == 1
-    assert time.monotonic() - begin_s < 6
+    assert time.monotonic() - begin_s < 20
     assert capsys.readouterr().err.splitlines() == [
         f"kvtrace: error: {endpoint} takes no spans: it refuses connections; start the receiver, or name another "
         "endpoint"
     ]
+
+
+def test_why_a_receiver_takes_nothing_is_told_and_not_only_that_it_was_given_up(tmp_path: Path) -> None:
+    """The exporter over HTTP ends with a sentence that tells no cause; what it said before does."""
+    spans = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    with Sender("http://no-such-host.invalid:4318", {}, waits=True, timeout_s=2.0) as sender:
+        sender.offer(spans)
+
+    assert sender.health.dropped == len(spans)
+    assert "no-such-host.invalid" in sender.health.failure
+
+
+def test_an_export_that_is_interrupted_waits_for_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C and SIGTERM end it in seconds, whatever a receiver that says nothing may still be given."""
+    monkeypatch.setattr(otlp, "FINISH_S", 0.1)
+    monkeypatch.setattr(otlp, "_LET_GO_S", 0.1)
+    spans = spans_of(exported.write(tmp_path / "run.duckdb", push(name="kvt-a")))
+    begin_s = time.monotonic()
+
+    def interrupted(address: str) -> None:
+        with Sender(address, {}, waits=True, timeout_s=60.0) as sender:
+            sender.offer(spans)
+            raise KeyboardInterrupt
+
+    with black_hole() as address, pytest.raises(KeyboardInterrupt):
+        interrupted(address)
+
+    assert time.monotonic() - begin_s < 20
 
 
 def test_a_receiver_that_has_taken_spans_may_come_back(tmp_path: Path) -> None:
@@ -306,6 +336,10 @@ def test_a_receiver_that_has_taken_spans_may_come_back(tmp_path: Path) -> None:
     sender.offer(spans)
     until(lambda: sender.health.failed == len(spans))
     sender.offer(spans)
+    until(lambda: sender.health.failed == 2 * len(spans))
+    sender._failures += 1
+    with pytest.raises(ExportError, match=f"takes no more spans after {len(spans)} spans: "):
+        sender.offer(spans)
     sender.close()
 
     assert sender.health.dropped == 2 * len(spans)

@@ -100,7 +100,10 @@ def _compare(run: Path, against: Path, *, as_json: bool) -> int:
 
 def _other(store: Store, run: Path, against: Path) -> AbstractContextManager[Store]:
     """Open the other store; the same one stays opened once, since DuckDB would not be confined a second time."""
-    is_same = against.exists() and run.samefile(against)
+    try:
+        is_same = run.samefile(against)
+    except OSError:
+        is_same = False  # opening it says what is the matter
     return nullcontext(store) if is_same else Store.open(against)
 
 

@@ -37,6 +37,7 @@ _ENTRY_BYTES = 64
 _VALUE_BYTES = 14  # a time, or what stands around a text
 _REASON_LETTERS_MAX = 500
 _LOGGER = "opentelemetry.exporter"
+_GIVEN_UP = "due to timeout, max retries or shutdown"  # the last word of the one over HTTP, which tells no cause
 _REFUSED = os.strerror(errno.ECONNREFUSED)  # as both exporters quote it
 
 
@@ -75,6 +76,7 @@ class Sender:
         self._has_taken = False
         self._is_refused = False
         self._rejected = 0
+        self._is_explained = False  # whether the exporter has said why it could not send the batch in hand
         self._exporter = exporter(endpoint, timeout_s, self._note_rejected)
         self._translation = Translation()
         self._listening = _Failures(self._note_failure)
@@ -89,7 +91,7 @@ class Sender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
-        self.close(None if self._waits else FINISH_S)
+        self.close(None if self._waits and kind is None else FINISH_S)
         if kind is None:
             self._raise_if_refused()
 
@@ -97,7 +99,8 @@ class Sender:
         """Take one request's spans over; they are dropped and counted where there is no room."""
         self._raise_if_refused()
         if self._waits and self._failures >= _FAILURES_MAX:
-            raise ExportError(f"{self._endpoint} takes no spans: {self.health.failure or 'no reason given'}")
+            taken = f"more spans after {plural(self.health.exported, 'span')}" if self._has_taken else "spans"
+            raise ExportError(f"{self._endpoint} takes no {taken}: {self.health.failure or 'no reason given'}")
         try:
             self._queue.put(spans, block=self._waits)
         except queue.Full:
@@ -165,6 +168,7 @@ class Sender:
             self.health.failed += len(batch)
             return
         self._rejected = 0
+        self._is_explained = False
         try:
             sent = self._exporter.export(self._translation.of(batch, self.resource)) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 -- whatever it is, the next batch is tried
@@ -182,6 +186,9 @@ class Sender:
         """Take note of what an exporter logged; called from within `export`, and when it is shut down."""
         if self._is_refused:
             return
+        if self._is_explained and _GIVEN_UP in message:
+            return
+        self._is_explained = True
         self.health.failure = message[:_REASON_LETTERS_MAX]
         if self._waits and not self._has_taken and _REFUSED in message:
             self._is_refused = True

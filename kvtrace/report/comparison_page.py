@@ -12,7 +12,7 @@ from rich.text import Text
 from kvtrace.report import contrasts
 from kvtrace.report.comparison import ASKED, FEW, SIDES, WAITED
 from kvtrace.report.sentences import SCOPES
-from kvtrace.report.style import NS_PER_MS, colour, fitted, glyph, prose
+from kvtrace.report.style import NS_PER_MS, colour, fitted, fitted_apart, glyph, printable, prose
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ CAUSES_SHOWN = 10
 _GAP_CELLS = 3
 _LABEL_CELLS = 24
 _NAME_CELLS = 36
+_VALUE_CELLS = 60
 _TOLD_APART = {True: "yes", False: "no", None: "-"}
 
 
 def print_comparison(document: Row, paths: Sequence[str], console: Console) -> None:
     """Print what differs between two recordings; `paths` are the first's and the second's."""
-    one, other = contrasts.called(paths)
-    names = fitted(one, _NAME_CELLS, console), fitted(other, _NAME_CELLS, console)
+    names = fitted_apart(*contrasts.called(paths), _NAME_CELLS, console)
+    document = {**document, "differs": [_shortened(one, console) for one in document["differs"]]}
     _say(contrasts.sentence(document, names), console, "bold")
     for told in contrasts.cautions(document, names):
         _say(told, console)
@@ -50,6 +51,13 @@ def print_comparison(document: Row, paths: Sequence[str], console: Console) -> N
         console.print()
         _say(f"In the tables, run is {names[0]}, against is {names[1]}, and a difference is run less against.", console)
         _say(contrasts.INTERVALS, console, "dim")
+
+
+def _shortened(setting: Row, console: Console) -> Row:
+    """Return what differs between the recordings as it fits into a sentence; some flags are pages of JSON."""
+    run, against = (printable(setting[side]) for side in SIDES)
+    values = fitted_apart(run, against, _VALUE_CELLS, console)
+    return {"what": fitted(setting["what"], _VALUE_CELLS, console), **dict(zip(SIDES, values, strict=True))}
 
 
 def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeats: bool) -> None:
@@ -77,7 +85,7 @@ def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeat
     blocks = [
         _table("ms", waited, console, missing),
         _table("mean ms by class", [*kinds, ("TTFT, their sum", scale_ns, write)], console),
-        _table("mean ms by cause", causes, console),
+        *([_table("mean ms by cause", causes, console)] if causes else []),
         *_asked(group, console),
     ]
     for block in blocks:

@@ -294,7 +294,11 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def called(paths: Iterable[str]) -> Names:
-    """Return what to call two stores: by their files' names where these differ, else by their paths as given."""
+    """Return what to call two stores: by their files' names, and as many folders before them as tell them apart."""
     one, other = map(printable, paths)
-    names = one.rpartition("/")[2], other.rpartition("/")[2]
-    return names if names[0] != names[1] or one == other else (one, other)
+    parts = one.split("/"), other.split("/")
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = "/".join(parts[0][-depth:]), "/".join(parts[1][-depth:])
+        if names[0] != names[1]:
+            return names
+    return parts[0][-1], parts[1][-1]

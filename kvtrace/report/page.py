@@ -158,8 +158,8 @@ def _headline(request: Row, console: Console) -> list[Text]:
     lines = [Text(fitted(request["request_id"], console.width - 12, console) + attempt, style="bold")]
     if client:
         lines.append(Text(f"client id {fitted(client, console.width - 12, console)}"))
-    joined = f", joined by {printable(request['join_method'])}" if request["join_method"] else ""
-    return [*lines, Text(f"{request['mode']}, {request['verdict']}, scope {request['scope']}{joined}")]
+    joined = f", joined by {request['join_method']}" if request["join_method"] else ""
+    return [*lines, Text(printable(f"{request['mode']}, {request['verdict']}, scope {request['scope']}{joined}"))]
 
 
 def _facts(request: Row, console: Console) -> str:

@@ -266,6 +266,6 @@ def _stated_rate_hz(workload: str) -> float | None:
     """Return the arrivals per second that the lab's load was told to make; None of any other workload."""
     try:
         rate = json.loads(workload).get("rate_qps")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return float(rate) if isinstance(rate, int | float) and math.isfinite(rate) else None

@@ -24,21 +24,26 @@ FIGURES = ("ttft_ns", "tpot_ns", "prompt_tokens", "output_tokens")
 PERCENTILES = tuple(name for name, _, _ in AROUND)
 _QUANTILES = [quantile for _, quantile, _ in AROUND]
 
-_GROUPS_SQL = """
-SELECT mode, scope, CASE WHEN seen_ns IS NULL THEN verdict ELSE $under_way END AS verdict,
+# What another program left untold in a store is a group like any other.
+_MODE, _SCOPE = "coalesce(mode, 'unknown')", "coalesce(scope, 'unknown')"
+_OF_GROUP = f"{_MODE} = $mode AND {_SCOPE} = $scope AND ttft_ns IS NOT NULL"
+
+_GROUPS_SQL = f"""
+SELECT {_MODE} AS mode, {_SCOPE} AS scope,
+  CASE WHEN seen_ns IS NULL THEN coalesce(verdict, 'unknown') ELSE $under_way END AS verdict,
   count(*) AS requests, count(ttft_ns) AS timed
 FROM request LEFT JOIN under_way USING (request_key) GROUP BY ALL ORDER BY mode, scope, requests DESC, verdict
 """
 
-_ENGINES_SQL = """
+_ENGINES_SQL = f"""
 SELECT count(DISTINCT nullif(prefill_engine, '')) AS prefill, count(DISTINCT nullif(decode_engine, '')) AS decode
-FROM request WHERE mode = $mode AND scope = $scope AND ttft_ns IS NOT NULL
+FROM request WHERE {_OF_GROUP}
 """
 
 # In the order of arrival, every block as many requests as the next, but for one.
-_PLACED = """placed AS (
+_PLACED = f"""placed AS (
   SELECT *, (row_number() OVER (ORDER BY start_ns, request_key) - 1) * $blocks // count(*) OVER () AS block
-  FROM request WHERE mode = $mode AND scope = $scope AND ttft_ns IS NOT NULL
+  FROM request WHERE {_OF_GROUP}
 )"""
 _VALUES = f"""value AS (
   UNPIVOT (SELECT block, {", ".join(FIGURES)} FROM placed) ON {", ".join(FIGURES)} INTO NAME figure VALUE value

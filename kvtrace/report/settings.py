@@ -58,15 +58,18 @@ def _paired(run: Mapping[str, str], against: Mapping[str, str]) -> Iterator[tupl
 
 
 def _shown(value: str) -> str:
-    """Return a path's last part, since folders differ from machine to machine, and any other value as it is."""
-    return PurePath(value).name or value
+    """Return a path's last part, since folders differ from machine to machine, and any other value as it is.
+
+    A model's name has a slash too, and whose model it is counts: only what begins as a path does is one.
+    """
+    return PurePath(value).name or value if value.startswith(("/", "./", "../", "~")) else value
 
 
 def _load(facts: Mapping[str, str]) -> dict[str, str]:
     """Return what the lab's load was told, apart from what only draws other prompts."""
     try:
         load = json.loads(facts.get("workload", ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(load, dict):
         return {}
@@ -122,7 +125,7 @@ def _is_flag(word: str) -> bool:
 def _transfer(text: str) -> Iterator[tuple[str, str]]:
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     if isinstance(config, dict):
         for name, value in config.items():

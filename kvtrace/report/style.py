@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH_COLUMNS = 100
 NS_PER_MS = 1_000_000
 _TIE = "\N{NO-BREAK SPACE}"
+_BEFORE_APART = 4
+"""So many letters are left of what two texts begin with, before the first in which they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,17 @@ def fitted(text: object, width_cells: int, console: Console) -> str:
     return head + signs(console).ellipsis + tail
 
 
+def fitted_apart(one: str, other: str, width_cells: int, console: Console) -> tuple[str, str]:
+    """Return two texts as `fitted` does; where these would look alike, without most of what both begin with."""
+    short = fitted(one, width_cells, console), fitted(other, width_cells, console)
+    if short[0] != short[1] or one == other:
+        return short
+    shortest = min(len(one), len(other))
+    alike = next((place for place in range(shortest) if one[place] != other[place]), shortest)
+    rests = [signs(console).ellipsis + text[max(0, alike - _BEFORE_APART) :] for text in (one, other)]
+    return fitted(rests[0], width_cells, console), fitted(rests[1], width_cells, console)
+
+
 def milliseconds(duration_ns: float | None, scale_ns: float | None = None) -> str:
     """Return the duration in ms without the unit, with the digits that suit durations of about `scale_ns`."""
     if duration_ns is None:
@@ -135,8 +148,8 @@ def percent(part: float | None, whole: float | None) -> str:
 
 
 def prose(text: str, console: Console) -> str:
-    """Return sentences broken into the console's lines, a number kept together with its unit."""
-    bound = re.sub(r"(\d) (%|ms|[kMGT]?B)(?!\w)", f"\\1{_TIE}\\2", text)
+    """Return sentences, made printable, broken into the console's lines, a number kept together with its unit."""
+    bound = re.sub(r"(\d) (%|ms|[kMGT]?B)(?!\w)", f"\\1{_TIE}\\2", printable(text))
     return "\n".join(textwrap.wrap(bound, console.width, break_on_hyphens=False)).replace(_TIE, " ")
 
 
