@@ -43,6 +43,9 @@ PHYSICAL_BLOCKS = Private(
 )
 HAS_MAMBA = Private("_has_mamba", (), "Whether blocks hold states beside KV, which have descriptors of their own.")
 
+CORE_MODULE, CORE_CLASS, CORE_INTAKE = "vllm.v1.engine.core", "EngineCore", "preprocess_add_request"
+"""Runs on the thread that fills the core's queue: hooks see a request only when it is taken out, between steps."""
+
 PRIVATES: tuple[Private, ...] = (
     NIXL_HANDSHAKE,
     READ_BLOCKS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors import intake
 from instrumented_connectors.starvation import Starvation
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
@@ -84,6 +85,7 @@ class SchedulerSide:
     def attach(self, connector: Any) -> None:
         """Watch the connector's scheduler hooks."""
         tracer = self._tracer
+        intake.attach(tracer)
         watch(connector, "on_new_request", tracer, before=self._enqueued)
         watch(connector, "get_num_new_matched_tokens", tracer, after=self._considered)
         watch(connector, "update_state_after_alloc", tracer, after=self._allocated)
@@ -109,7 +111,8 @@ class SchedulerSide:
         request_id = request.request_id
         self._live[request_id] = self._prompting[request_id] = _Live(request, leg)
         arrival_ns = int(request.arrival_time * 1e9)
-        self._tracer.emit(_ENQUEUED[leg], request_id, request.num_prompt_tokens, arrival_ns, remote, 0, ref)
+        waited_ns = intake.intake_ns(request)
+        self._tracer.emit(_ENQUEUED[leg], request_id, request.num_prompt_tokens, arrival_ns, remote, waited_ns, ref)
 
     def _considered(
         self, _token: None, result: tuple[int | None, bool], request: Any, num_computed_tokens: int, *_: Any

@@ -20,6 +20,8 @@ from kvtrace.wording import plural
 # late beyond that, its thread having waited for a processor, counts too. Longer pauses are nobody's.
 TURN_NS = 1_000_000
 EMPTY_TURN_NS = 4_000_000
+# The core takes requests in between two steps. One that waited in its queue for less was taken in at once.
+INTAKE_NS = 1_000_000
 # A scheduler that looks at a waiting request again and again is shown doing so at most this often.
 LOOK_NS = 10_000_000
 
@@ -69,6 +71,26 @@ def divide_by_handshake(part: Part, timeline: Timeline, peer: str, process: int 
         at_ns = stop_ns
     parts.append(part._replace(start_ns=at_ns))
     return [one for one in parts if one.end_ns > one.start_ns]
+
+
+def divide_intake(start_ns: int, intake_ns: int, end_ns: int, timeline: Timeline, side: str) -> list[Part]:
+    """Divide a request's way into an engine's scheduler: while it is in the core's queue it waits for the running step.
+
+    It came into that queue `intake_ns` before the end. The rest, between steps too, is the front end's.
+    """
+    front, boundary = f"{side}.frontend", f"{side}.step_boundary"
+    at_ns, came_ns = start_ns, max(start_ns, end_ns - intake_ns)
+    parts: list[Part] = []
+    running = timeline.running(came_ns)
+    for step in ([running] if running is not None else []) + timeline.between(came_ns + 1, end_ns):
+        begin_ns, stop_ns = max(at_ns, came_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
+        if stop_ns <= begin_ns:
+            continue
+        parts.append(Part(at_ns, begin_ns, front, f"{side}.enqueued"))
+        parts.append(Part(begin_ns, stop_ns, boundary, f"the end of step {step.step}"))
+        at_ns = stop_ns
+    parts.append(Part(at_ns, end_ns, front, f"{side}.enqueued"))
+    return [part for part in parts if part.end_ns > part.start_ns]
 
 
 # Waiting for a place in a step -----------------------------------------------------------------------------

@@ -50,6 +50,8 @@ def _divide_by_evidence(
         return _divide_join(edge, start_ns, end_ns, graph)
     side, _, what = edge.split.partition(".")
     timeline = around.timelines.get(_engine(request, side), NOTHING)
+    if what == "intake":
+        return _divide_intake(edge, start_ns, end_ns, request, timeline)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if what == "wait":
         looked = () if edge.before is stages.READY else _looked(request, side, timeline)
@@ -67,6 +69,16 @@ _RANKED = frozenset(
     stage.name for stage in (stages.POST_ENDED, stages.ARRIVED, stages.NOTIFIED, stages.TRANSFER_DONE, stages.REPORTED)
 )
 _SENT = frozenset((stages.ROUTER_PREFILL_SENT.name, stages.ROUTER_DECODE_SENT.name))
+
+
+def _divide_intake(
+    edge: stages.Edge, start_ns: int, end_ns: int, request: Request, timeline: Timeline
+) -> list[Part] | None:
+    """Divide the way into a scheduler; None where it was taken in at once, and where an attempt was lost on the way."""
+    intake_ns = max(event.d for event in request.events[edge.after.name] if event.t_ns == end_ns)
+    if intake_ns < division.INTAKE_NS or (request.lost and edge.before.name in _SENT):
+        return None
+    return division.divide_intake(start_ns, intake_ns, end_ns, timeline, edge.split.partition(".")[0])
 
 
 def _engine(request: Request, side: str) -> str:

@@ -144,6 +144,18 @@ def test_a_scheduler_without_a_processor_waits_for_one_and_stopped_it_does_not(s
     assert any("no processor was free" in one for one in told) == (starved_ms > 0)
 
 
+@pytest.mark.parametrize(("waited_ms", "boundary_ms"), [(0, 0), (0.9, 0), (10, 10), (30, 20)])
+def test_who_waits_in_the_cores_queue_waits_for_the_step_that_runs(waited_ms: float, boundary_ms: float) -> None:
+    """P works on others from 13 to 33 while the request waits to be taken in at 33: that is not its front end."""
+    before = causes_ms(push().answer())
+    trace = push().shifted(2.8, 30).step(P, 77, (13, 14, 31, 32, 33), tokens=500)
+    trace.events = [e._replace(d=round(waited_ms * MS)) if e.stage == "prefill.enqueued" else e for e in trace.events]
+    causes = causes_ms(trace.answer())
+
+    assert causes["prefill.step_boundary"] == pytest.approx(before["prefill.step_boundary"] + boundary_ms)
+    assert causes["prefill.frontend"] == pytest.approx(before["prefill.frontend"] + 30 - boundary_ms)
+
+
 def test_queue_behind_others_is_compute_and_their_blocks_are_not() -> None:
     """Passed over by steps that compute: queue. The step that ran at arrival: its boundary."""
     trace = push().shifted(3.5, 30, only=[s.name for s in stages.STAGES if s is not stages.DECODE_ALLOCATED])

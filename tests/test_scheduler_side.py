@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from instrumented_connectors.scheduler_side import SchedulerSide
 from instrumented_connectors.starvation import Starvation
 from tests import connector_doubles as doubles
 from tests.observers import REMOTE, from_p, scheduler
@@ -184,6 +186,33 @@ def test_a_step_says_how_long_its_scheduler_had_no_processor_before_it(
     assert [event.numbers[:2] for event in memory.of("step.ended")] == [
         (1, 0), (2, 3_000_000), (3, 4_000_000), (4, 3_000_000), (5, 0),
     ]  # fmt: skip
+
+
+def test_a_request_says_how_long_it_was_in_the_cores_queue(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the thread that fills the queue stamped it; watched once however many connectors there are, and 0 unseen."""
+    passed: list[object] = []
+
+    class EngineCore:
+        def preprocess_add_request(self, request: Any) -> tuple[Any, int]:
+            passed.append(request)
+            return request, 7
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.core", SimpleNamespace(EngineCore=EngineCore))
+    times = itertools.count(1_000_000_000, 4_000_000)  # 4 ms apart
+    monkeypatch.setattr("instrumented_connectors.intake.now_ns", lambda: next(times))
+    for _ in range(2):
+        SchedulerSide(memory, producer=True).attach(doubles.Connector())
+    scheduler(memory, connector)
+    queued, unseen = doubles.request("r"), doubles.request("s")
+
+    assert EngineCore().preprocess_add_request(queued) == (queued, 7)
+    connector.on_new_request(queued)
+    connector.on_new_request(unseen)
+
+    assert passed == [queued]
+    assert [(event.request, event.numbers[3]) for event in memory.of("decode.enqueued")] == [("r", 4_000_000), ("s", 0)]
 
 
 def test_a_step_without_tokens_shows_only_if_something_happens_in_it(

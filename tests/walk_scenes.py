@@ -70,6 +70,10 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
             for event in trace.events
         ]
     trace.events = _starved(made, trace.events)
+    waiting = random.Random(name)
+    if waiting.random() < 0.005:  # few, since SQL answers for none of them
+        waited_ns = int(waiting.expovariate(1 / 8) * MS)
+        trace.events = [e._replace(d=waited_ns) if e.stage.endswith(".enqueued") else e for e in trace.events]
     happened = rng.random()
     if happened < 0.06:
         trace.at(rng.uniform(20, 60), stages.DECODE_ABORTED, d).at(rng.uniform(20, 60), stages.ROUTER_CANCELLED, name)
@@ -109,7 +113,7 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
 
 def _starved(made: Scene, events: list[Event]) -> list[Event]:
     """Return the events of steps whose scheduler, now and then, had no processor before one."""
-    rng = made.connecting
+    rng = random.Random(f"{made.number}-{len(events)}")
     return [
         event._replace(b=int(rng.expovariate(1 / 5) * MS))
         if event.stage == "step.ended" and rng.random() < 0.3

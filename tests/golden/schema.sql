@@ -134,7 +134,7 @@ COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing
 COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
 COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
 COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
-COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; prompt_tokens [tokens]: prefill.scheduled; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
+COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; intake_ns [ns]: prefill.enqueued; prompt_tokens [tokens]: prefill.scheduled; intake_ns [ns]: decode.enqueued; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
 
 CREATE TABLE loss (
   "process" INTEGER,
@@ -610,7 +610,7 @@ FROM (VALUES
     ('decode.http_done', 42, 'decode', 'D''s HTTP exchange has ended.', 'status', 'chunks', '', '', ''),
     ('decode.http_disconnected', 43, 'decode', 'The peer of D''s HTTP server went away before the end.', '', '', '', '', ''),
     ('prefill.http_disconnected', 44, 'prefill', 'The peer of P''s HTTP server went away before the end.', '', '', '', '', ''),
-    ('prefill.enqueued', 50, 'prefill', 'The request is in P''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', '', '', ''),
+    ('prefill.enqueued', 50, 'prefill', 'The request is in P''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', '', 'intake_ns [ns]', ''),
     ('prefill.considered', 51, 'prefill', 'P''s scheduler looks at the request.', 'local_tokens [tokens]', 'remote_tokens [tokens]', '', '', ''),
     ('prefill.allocated', 52, 'prefill', 'The request has blocks on P.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', 'transfer_id'),
     ('prefill.scheduled', 53, 'prefill', 'A step on P includes the request.', 'step', 'tokens [tokens]', 'computed_tokens [tokens]', 'prompt_tokens [tokens]', ''),
@@ -623,7 +623,7 @@ FROM (VALUES
     ('prefill.released', 60, 'prefill', 'P''s scheduler frees the blocks.', '', '', '', '', ''),
     ('prefill.lease_started', 61, 'prefill', 'P''s worker holds the blocks until a deadline.', 'rank', 'duration_ns [ns]', '', '', ''),
     ('prefill.lease_extended', 62, 'prefill', 'A heartbeat from D extends the lease.', 'rank', '', '', '', ''),
-    ('decode.enqueued', 70, 'decode', 'The request is in D''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', 'remote', '', 'remote_request_id'),
+    ('decode.enqueued', 70, 'decode', 'The request is in D''s scheduler.', 'prompt_tokens [tokens]', 'arrival_wall_ns [ns]', 'remote', 'intake_ns [ns]', 'remote_request_id'),
     ('decode.considered', 71, 'decode', 'D''s scheduler looks at the request.', 'local_tokens [tokens]', 'remote_tokens [tokens]', '', '', ''),
     ('decode.allocated', 72, 'decode', 'Blocks are reserved on D: the destination is prepared.', 'blocks [blocks]', 'remote_tokens [tokens]', '', '', 'transfer_id'),
     ('decode.registration_queued', 73, 'decode', 'D''s worker hands the registration to its sender.', 'rank', '', '', '', ''),
@@ -684,7 +684,7 @@ SELECT * FROM (VALUES
     ('router.dispatch', 'coordination', 'coordination', 'router', 'The router prepares and sends a leg: the prefill leg, or the decode leg once it may.', 'concurrent dispatch, more router processes'),
     ('prefill.hop', 'coordination', 'coordination', 'prefill', 'The prefill leg is on its way to P''s HTTP server.', 'router placement, keep-alive connections, fewer hops'),
     ('prefill.frontend', 'coordination', 'coordination', 'prefill', 'P''s front end reads, tokenises and hands over the request, or serialises the reply.', 'more API server processes, lighter front end, prompts sent as token ids'),
-    ('prefill.step_boundary', 'coordination', 'coordination', 'prefill', 'The request reached P''s scheduler while a step ran and waits for that step to end.', 'shorter steps, smaller chunks'),
+    ('prefill.step_boundary', 'coordination', 'coordination', 'prefill', 'The request reached P''s core while a step ran and waits for that step to end.', 'shorter steps, smaller chunks'),
     ('prefill.queue', 'compute.queue', 'compute', 'prefill', 'P''s scheduler passed the request over: computing requests hold the slots, the token budget or the blocks.', 'more or faster accelerators, other batching'),
     ('prefill.capacity', 'coordination', 'coordination', 'prefill', 'P''s scheduler passed the request over while no step computed: finished requests still hold the blocks.', 'shorter leases, earlier release'),
     ('prefill.launch', 'coordination', 'coordination', 'prefill', 'A step that works on the request is on its way from P''s scheduler to the workers.', 'fewer ranks, a lighter executor'),
@@ -786,7 +786,7 @@ SELECT
     WHEN 'prefill.http_done' THEN map(['status'], [e.a])
     WHEN 'decode.first_token_out' THEN map(['status'], [e.a])
     WHEN 'decode.http_done' THEN map(['status', 'chunks'], [e.a, e.b])
-    WHEN 'prefill.enqueued' THEN map(['prompt_tokens', 'arrival_wall_ns'], [e.a, e.b])
+    WHEN 'prefill.enqueued' THEN map(['prompt_tokens', 'arrival_wall_ns', 'intake_ns'], [e.a, e.b, e.d])
     WHEN 'prefill.considered' THEN map(['local_tokens', 'remote_tokens'], [e.a, e.b])
     WHEN 'prefill.allocated' THEN map(['blocks', 'remote_tokens'], [e.a, e.b])
     WHEN 'prefill.scheduled' THEN map(['step', 'tokens', 'computed_tokens', 'prompt_tokens'], [e.a, e.b, e.c, e.d])
@@ -796,7 +796,7 @@ SELECT
     WHEN 'prefill.lease_expired' THEN map(['rank'], [e.a])
     WHEN 'prefill.lease_started' THEN map(['rank', 'duration_ns'], [e.a, e.b])
     WHEN 'prefill.lease_extended' THEN map(['rank'], [e.a])
-    WHEN 'decode.enqueued' THEN map(['prompt_tokens', 'arrival_wall_ns', 'remote'], [e.a, e.b, e.c])
+    WHEN 'decode.enqueued' THEN map(['prompt_tokens', 'arrival_wall_ns', 'remote', 'intake_ns'], [e.a, e.b, e.c, e.d])
     WHEN 'decode.considered' THEN map(['local_tokens', 'remote_tokens'], [e.a, e.b])
     WHEN 'decode.allocated' THEN map(['blocks', 'remote_tokens'], [e.a, e.b])
     WHEN 'decode.registration_queued' THEN map(['rank'], [e.a])
@@ -1022,7 +1022,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '96705 letters, sha256 eeb1db688103b61ac6ced8fa5734af529c2e1673cbfb7392c12f78bd36d768de';
+CREATE MACRO walk_common_sql() AS '96955 letters, sha256 041f06e8f89e1ab7711b21fb239522bee2d5b659c561d69c6a1c3a231304de60';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25649 letters, sha256 2a288feaee5eb252a915fa13439da3c0d989d76802b0b5f886b7cec3137ba0f2';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';

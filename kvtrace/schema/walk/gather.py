@@ -213,6 +213,7 @@ def legs() -> list[tuple[str, str]]:
     s = stages
     waiting = (s.PREFILL_STAGED, s.SENDER_PICKED, s.MATCHED)
     of_p = f"""{least("t_ns", s.PREFILL_ENQUEUED)} AS enq, {most("t_ns", s.PREFILL_ENQUEUED)} AS enq_mx,
+    {most("d", s.PREFILL_ENQUEUED)} AS intake,
     {_looked(s.PREFILL_CONSIDERED, s.PREFILL_ALLOCATED)}, {count(s.PREFILL_SCHEDULED)} AS own_sched_n,
     {most("a", s.PREFILL_SCHEDULED)} AS own_step, {most("t_ns", s.PREFILL_SCHEDULED)} AS own_at,
     {most("c", s.PREFILL_SCHEDULED)} AS own_c,
@@ -222,6 +223,7 @@ def legs() -> list[tuple[str, str]]:
     {named("ref", s.MATCHED)}, {count(s.HANDED_OVER)} AS handed_n,
     {named("carried", s.PREFILL_ALLOCATED)}"""
     of_d = f"""{least("t_ns", s.DECODE_ENQUEUED)} AS enq, {most("t_ns", s.DECODE_ENQUEUED)} AS enq_mx,
+    {most("d", s.DECODE_ENQUEUED)} AS intake,
     {most("c", s.DECODE_ENQUEUED)} AS remote, {named("ref", s.DECODE_ENQUEUED)},
     {_looked(s.DECODE_CONSIDERED, s.DECODE_ALLOCATED)},
     {most("t_ns", s.REGISTRATION_QUEUED)} AS queued, {most("t_ns", s.REGISTRATION_SENT)} AS sent,

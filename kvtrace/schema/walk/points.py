@@ -8,6 +8,7 @@ the reference walk answers for it.
 from __future__ import annotations
 
 from kvtrace import stages
+from kvtrace.division import INTAKE_NS
 from kvtrace.schema.walk.pairs import NEVER_NS
 from kvtrace.schema.walk.plan import column
 
@@ -91,7 +92,7 @@ def _step_columns(side: str) -> str:
 
 def _unusual() -> str:
     """Return SQL for what of a request by itself keeps it from being walked here; the first reason counts."""
-    return """CASE
+    return f"""CASE
       WHEN (SELECT bool_or(imported <> '' AND engine = '') FROM proc) OR f_has_client OR p_begun_n > 0
         OR p_handed_n > 0 OR d_begun_n > 0
         THEN 'imported points'
@@ -99,6 +100,7 @@ def _unusual() -> str:
       WHEN p_k0 <> p_k1 OR d_k0 <> d_k1 OR p_mixed OR d_mixed OR (has_p AND p_own_n = 0)
         THEN 'engines that are both sides'
       WHEN p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
+      WHEN p_intake >= {INTAKE_NS} OR d_intake >= {INTAKE_NS} THEN 'a wait in the core''s queue'
       WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR x_bytes0 <> x_bytes OR x_at_post0 <> x_at_post OR (p_x_n > 0 AND d_x_n > 0)
         OR (mode = 'push' AND d_enq IS NOT NULL AND (x_ref0 <> x_ref1 OR x_ref1 <> hash(d_request)))
         OR (alike AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
