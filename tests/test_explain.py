@@ -20,7 +20,8 @@ from tests.sample_store import MS, Sample, scaled
 REQUEST_KEYS = [
     "request_id", "mode", "verdict", "scope", "client_request_id", "attempt", "join", "ttft_ns", "compute_ns",
     "compute_run_ns", "compute_queue_ns", "coordination_ns", "transfer_ns", "transfer_low_ns", "transfer_high_ns",
-    "unattributed_ns", "segments", "hidden", "pace",
+    "unattributed_ns", "start_ns", "first_token_ns", "end_ns", "prefill_engine", "decode_engine", "prompt_tokens",
+    "output_tokens", "transfers", "moved_bytes", "descriptors", "crosses_hosts", "note", "segments", "hidden", "pace",
 ]  # fmt: skip
 HOSTILE = "[red]x[/red]\x1b[31m\r\n" + "y" * 10_000
 

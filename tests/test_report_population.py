@@ -115,6 +115,18 @@ def test_a_run_that_keeps_up_and_one_that_does_not(tmp_path: Path) -> None:
     assert saturated == {"stated_rate_hz": None, "offered_rate_hz": 100.0, "served_rate_hz": 50.0, "saturated": True}
 
 
+def test_answers_that_come_late_and_together_are_no_proof_of_keeping_up() -> None:
+    load = {"stated_rate_hz": 2.0, "offered_rate_hz": 2.0, "served_rate_hz": 3.73, "saturated": False}
+
+    late = sentences.load_sentence(load)
+    steady = sentences.load_sentence({**load, "served_rate_hz": 2.1})
+
+    assert late is not None
+    assert "came late and then together" in late
+    assert "kept up" not in late
+    assert steady == "Offered 2.00 requests/s (told to: 2), served 2.10: the run kept up."
+
+
 def test_too_few_requests_say_nothing_about_load(tmp_path: Path) -> None:
     sample = Sample()
     for position in range(19):

@@ -44,7 +44,7 @@ class Explained:
             "client_request_id": request["client_request_id"],
             "attempt": request["attempt"],
             "join": request["join_method"],
-            **{name: request[name] for name in _DURATIONS},
+            **{name: request[name] for name in (*_DURATIONS, *_TOLD)},
             "segments": [{name: segment[name] for name in _SEGMENT_KEYS} for segment in self.segments],
             "hidden": [{name: work[name] for name in _HIDDEN_KEYS} for work in self.hidden],
             "pace": self._pace_json(),
@@ -70,6 +70,20 @@ _DURATIONS = (
     "transfer_low_ns",
     "transfer_high_ns",
     "unattributed_ns",
+)
+_TOLD = (
+    "start_ns",
+    "first_token_ns",
+    "end_ns",
+    "prefill_engine",
+    "decode_engine",
+    "prompt_tokens",
+    "output_tokens",
+    "transfers",
+    "moved_bytes",
+    "descriptors",
+    "crosses_hosts",
+    "note",
 )
 _SEGMENT_KEYS = ("class", "cause", "where", "waited_for", "start_ns", "end_ns")
 _HIDDEN_KEYS = ("cause", "class", "duration_ns", "slack_ns")

@@ -37,6 +37,8 @@ _NEEDED = {
 }
 _UNNEEDED = frozenset((("prefill_engine", NO_HANDOFF),))
 """What a verdict does without: D serves some requests alone."""
+BURST = 1.5
+"""Nobody serves more than is offered: so much more of it means that answers waited first and then came together."""
 CONTACT_PART = 0.05
 """Of a percentile: if first contact moves none further, nothing is said of it."""
 _OWNERS = {"client": "the client's", "prefill": "P's", "decode": "D's", "router": "the router's"}
@@ -164,6 +166,8 @@ def load_sentence(load: Row | None) -> str | None:
     told = f"Offered {offered:.2f} requests/s{stated}, served {served:.2f}"
     if load["saturated"]:
         return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
+    if served > BURST * offered:
+        return f"{told} while it did: answers came late and then together, which the slowest requests tell more of."
     return f"{told}: the run kept up."
 
 
