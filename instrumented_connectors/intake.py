@@ -7,6 +7,7 @@ front end and a step that had to end first.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 from instrumented_connectors import privates
@@ -25,8 +26,10 @@ def attach(tracer: Tracer) -> None:
     setattr(core, _WATCHED, True)
 
 
-def _stamp(_token: None, result: tuple[Any, int], *_: Any) -> None:
-    setattr(result[0], _CAME, now_ns())
+def _stamp(_token: None, result: Any, *_: Any) -> None:
+    request = result[0] if isinstance(result, tuple) and result else result
+    with suppress(AttributeError):  # of a release whose requests take none, nothing is known, and all else is traced
+        setattr(request, _CAME, now_ns())
 
 
 def intake_ns(request: Any) -> int:

@@ -215,6 +215,18 @@ def test_a_request_says_how_long_it_was_in_the_cores_queue(
     assert [(event.request, event.numbers[3]) for event in memory.of("decode.enqueued")] == [("r", 4_000_000), ("s", 0)]
 
 
+@pytest.mark.parametrize("result", [None, (), ("a text takes no attribute", 1), object()])
+def test_a_core_that_returns_something_else_is_traced_all_the_same(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch, result: object
+) -> None:
+    core = SimpleNamespace(preprocess_add_request=lambda: result)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.core", SimpleNamespace(EngineCore=core))
+    scheduler(memory, connector)
+
+    assert core.preprocess_add_request() is result
+    assert memory.enabled
+
+
 def test_a_step_without_tokens_shows_only_if_something_happens_in_it(
     memory: doubles.Memory, connector: doubles.Connector
 ) -> None:
