@@ -62,8 +62,10 @@ def test_vllms_own_totals_are_those_of_the_store(deployment: Deployment) -> None
     for name in ("transfers", "bytes"):
         assert by_name[driver, name].agrees
         assert by_name[driver, name].kvtrace > 0
-    assert by_name["prefill", "requests finished"].agrees
-    assert by_name["decode", "requests finished"].why.startswith("vLLM does not count a request whose client leaves")
+    leaves = "vLLM does not count a request whose client leaves"
+    assert by_name["decode", "requests finished"].why.startswith(leaves)
+    of_p = by_name["prefill", "requests finished"]  # whom other tests of this lab let leave P
+    assert of_p.agrees or of_p.why.startswith(leaves)
     for engine in ("prefill", "decode"):
         assert by_name[engine, "prompt tokens"].kvtrace > 0
 
