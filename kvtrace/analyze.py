@@ -9,7 +9,7 @@ from operator import not_
 from typing import Any
 
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
-from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids
+from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids, remote_ids
 from kvtrace.model import NEVER_NS, Event, Process, Request
 from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.store import Store
@@ -111,7 +111,8 @@ def _load_of(store: Store, bases: set[str], from_ns: int, to_ns: int) -> tuple[l
     wanted = {row["client"] for row in named if row["request"] in bases and clients[row["client"]] <= attempts.CROWD}
     bases.update(row["request"] for row in named if row["client"] in wanted)
     ids = _names(store, span, bases)
-    linking = {**span, "stages": sorted(_LINKING), "carrying": sorted(_CARRYING), "names": ids}
+    named_to_d = [name for base in bases for name in remote_ids(base)]
+    linking = {**span, "stages": sorted(_LINKING), "carrying": sorted(_CARRYING), "names": [*ids, *named_to_d]}
     linked = {base for row in store.rows(_LINKED_SQL, linking) for one in row.values() for base in base_ids(one)}
     if not linked <= bases:
         ids = _names(store, span, bases | linked)

@@ -12,6 +12,11 @@ from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, P
 from kvtrace.modes import PULL, PUSH
 from kvtrace.verdict import ENDS_EARLY
 
+# Who tells the prompt's length, without and with a stand-in on D, whose length is not the prompt's.
+_TELL_PROMPT = (
+    (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT),
+    (stages.PREFILL_ENQUEUED, stages.CLIENT_SENT),
+)
 # A transfer lies between the last of these points and the first of those.
 _BEGUN = (stages.MATCHED, stages.LOAD_STARTED, stages.TRANSFER_BEGUN)
 _NOTICED = (stages.REPORTED, stages.READY)
@@ -68,7 +73,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
-        prompt_tokens=_tokens(request, stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT),
+        prompt_tokens=_tokens(request, *_TELL_PROMPT[verdict.is_stand_in(request)]),
         output_tokens=_tokens(request, stages.DECODE_FINISHED, stages.CLIENT_DONE),
         blocks=blocks,
         pace=pace.pace(request, graph, around),

@@ -89,6 +89,16 @@ class Leg:
         """Return its first event of that stage, None if there is none."""
         return next((event for event in self.events if event.stage == stage.name), None)
 
+    @property
+    def refused_remote(self) -> str:
+        """Return the id of P's leg that D's was sent, where D may have refused the request; else "".
+
+        vLLM's server then adds a request to the engine that is aborted at once, so that P lets its blocks go.
+        """
+        enqueued = self.first(stages.DECODE_ENQUEUED)
+        is_over = self.has(stages.DECODE_ABORTED) and not self.has(stages.DECODE_SCHEDULED)
+        return enqueued.ref if enqueued is not None and is_over else ""
+
 
 @dataclass(slots=True)
 class Split:
@@ -174,7 +184,8 @@ def _is_same_transfer(one: Event, other: Event) -> bool:
 def bases(legs: list[Leg], named: Iterable[str]) -> list[str]:
     """Return per leg the id that its front end was sent: one that a front end names, else the likeliest.
 
-    A whole id that two engines share has no random suffix.
+    A whole id that two engines share has no random suffix. D's leg for a request that it refused has an id of vLLM's
+    making, and belongs where the id of P's leg that it was sent does.
     """
     known = set(named)
     shared = Counter(name for name, _ in {(leg.name, leg.side) for leg in legs})
@@ -182,7 +193,16 @@ def bases(legs: list[Leg], named: Iterable[str]) -> list[str]:
     for leg in legs:
         candidates = base_ids(leg.name, suffixed=shared[leg.name] < 2)
         found.append(next((one for one in candidates if one in known), candidates[0]))
+    known.update(base for leg, base in zip(legs, found, strict=True) if leg.side == "prefill")
+    for position, leg in enumerate(legs):
+        if found[position] not in known and (remote := leg.refused_remote):
+            found[position] = next((one for one in base_ids(remote) if one in known), found[position])
     return found
+
+
+def remote_ids(base: str) -> tuple[str, str]:
+    """Return the ids by which a router that does not wait for P's reply names P's leg to D: without P's suffix."""
+    return f"cmpl-{base}-0", f"chatcmpl-{base}"
 
 
 def exchanges(front: Iterable[Event]) -> dict[str, list[list[Event]]]:

@@ -79,9 +79,18 @@ def _refusal(request: Request) -> str | None:
         (stages.DECODE_HTTP_DONE, stages.DECODE_ENQUEUED, "D"),
     ):
         status = max((event.a for event in request.events.get(done.name, ())), default=0)
-        if status >= 400 and enqueued.name not in request.events:
+        is_out = enqueued.name not in request.events or (side == "D" and status < 500 and is_stand_in(request))
+        if status >= 400 and is_out:
             return f"{side} refused the request (HTTP {status})"
     return None
+
+
+def is_stand_in(request: Request) -> bool:
+    """Return whether D only had what vLLM adds in the place of a refused request: one token, aborted at once."""
+    looked_at = (stages.DECODE_CONSIDERED, stages.DECODE_ALLOCATED, stages.DECODE_SCHEDULED)
+    told = request.events.get(stages.DECODE_ENQUEUED.name, ())
+    is_over = stages.DECODE_ABORTED.name in request.events
+    return is_over and [one.a for one in told] == [1] and not any(stage.name in request.events for stage in looked_at)
 
 
 def _waiting_on_d(request: Request) -> str:

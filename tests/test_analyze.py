@@ -12,7 +12,7 @@ from kvtrace.analyze import analyze, load_processes
 from kvtrace.legs import BEFORE_ID, base_ids
 from kvtrace.model import Event
 from kvtrace.store import Store
-from tests.field.scenes import D_LEG, P_LEG, carrying, changed, renamed
+from tests.field.scenes import D_LEG, P_LEG, STAND_IN, carrying, changed, renamed
 from tests.test_schema import append_process
 from tests.trace import D_API, MS, P_API, ROUTER, START_NS, D, P, Trace, pull, push
 
@@ -132,6 +132,20 @@ def test_legs_that_only_a_transfer_id_joins_stay_joined_when_one_goes_on(
 
         assert [(row["join_method"], row["mode"]) for row in in_parts] == [("transfer_id", "push")]
         assert in_parts == _answers(store)
+
+
+def test_what_stands_for_a_refused_request_in_d_joins_it_whichever_comes_first(tmp_path: Path) -> None:
+    """D's core is read before the router's spool: its leg has a row of its own until the router's events are there."""
+    stand_in = Trace().at(35, stages.DECODE_ENQUEUED, STAND_IN, 1, 0, 1, ref="cmpl-a-0")
+    stand_in.at(35.1, stages.DECODE_ABORTED, STAND_IN)
+    front = Trace().at(36, stages.ROUTER_RECEIVED, "a").at(37, stages.ROUTER_FAILED, "a", 404, ref="decode: 404")
+    with Store.open(tmp_path / "run.duckdb", "write") as store:
+        for portion in (stand_in, front):
+            fill(store, portion)
+            analyze(store, min(event.t_ns for event in portion.events))
+
+        told = [(row["request_id"], row["verdict"], row["decode_engine"]) for row in store.rows("FROM request")]
+        assert told == [("a", "failed", "engine-d")]
 
 
 @pytest.mark.parametrize("hand_off", [push, pull])

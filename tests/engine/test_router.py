@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -60,6 +61,21 @@ def test_an_engines_refusal_arrives_as_the_engine_wrote_it(deployment: Deploymen
 
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "NotFoundError")
     assert (lengthy.status_code, lengthy.json()["error"]["type"]) == (400, "BadRequestError")
+
+
+@MODES
+def test_what_an_engine_refuses_is_one_request_in_the_store(deployment: Deployment) -> None:
+    begun_ns = time.time_ns()
+    for fields in ({"prompt": "a", "model": "nobody"}, {"prompt": [5] * 5_000}):
+        assert ask(deployment, **fields).is_client_error
+
+    def told() -> list[tuple[str, str]]:
+        with Store.open(deployment.record(), "read") as store:
+            rows = store.rows("SELECT verdict, scope FROM request WHERE start_ns >= $from", {"from": begun_ns})
+        return [(row["verdict"], row["scope"]) for row in rows]
+
+    until(lambda: len(told()) >= 2, what="both requests are in the store")
+    assert told() == [("failed", "router")] * 2
 
 
 @MODES

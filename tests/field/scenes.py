@@ -10,6 +10,8 @@ from kvtrace.model import Attribution, Event, Process
 from tests.trace import MS, PROCESSES, D, P, Trace, pull
 
 P_LEG, D_LEG = "cmpl-r1-0-aaaaaaaa", "cmpl-r1-0-bbbbbbbb"
+STAND_IN = "8f14e45fceea167a5a36dedd4bea2543"
+"""What vLLM calls what it adds on D in the place of a refused request: an id made of nothing."""
 P1, D1 = 6, 7
 """The workers of rank 1, where an engine has two ranks; `P` and `D` are then those of rank 0."""
 

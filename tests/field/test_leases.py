@@ -9,7 +9,18 @@ import pytest
 
 from kvtrace import stages
 from kvtrace.model import Attribution
-from tests.field.scenes import D_LEG, P_LEG, changed, going_on, lacking, ranks, two_ranks, unanswered
+from tests.field.scenes import (
+    D_LEG,
+    P_LEG,
+    STAND_IN,
+    changed,
+    engines_only,
+    going_on,
+    lacking,
+    ranks,
+    two_ranks,
+    unanswered,
+)
 from tests.trace import D_API, MS, PROCESSES, D, P, Trace, ns, pull, push
 
 
@@ -188,6 +199,28 @@ def test_d_refuses_and_p_holds() -> None:
     assert (refused.blocks.held_blocks, refused.blocks.held_ns) == (38, 480_000 * MS)
     assert unseen.verdict == "expired"
     assert refused.request.decode_engine == ""
+
+
+@pytest.mark.parametrize("has_p", [True, False])
+@pytest.mark.parametrize("tell", [push, pull])
+def test_what_stands_for_a_refused_request_in_d_is_no_request_of_its_own(
+    tell: Callable[[], Trace], *, has_p: bool
+) -> None:
+    """To have P's blocks let go, vLLM 0.32 adds a request of one token and aborts it: only its remote id is known.
+
+    P may have refused as well, and then has no leg.
+    """
+    trace = lacking(unanswered(tell()), lambda event: event.request == D_LEG or event.stage.startswith("transfer."))
+    trace = trace if has_p else lacking(trace, lambda event: event.request == P_LEG).without("router.prefill_returned")
+    remote = P_LEG if tell is pull else "cmpl-r1-0"
+    trace.at(35.5, stages.DECODE_ENQUEUED, STAND_IN, 1, 0, 1, ref=remote).at(35.6, stages.DECODE_ABORTED, STAND_IN)
+    trace.at(36, stages.DECODE_HTTP_DONE, "r1", 404)
+    by_router = trace.at(37, stages.ROUTER_FAILED, "r1", 404, ref="decode: 404").answer()
+    by_engines = engines_only(trace).answer()
+
+    assert (by_router.request.request_id, by_router.verdict, by_router.scope) == ("r1", "failed", "router")
+    assert (by_engines.verdict, by_engines.note) == ("failed", "D refused the request (HTTP 404)")
+    assert by_router.prompt_tokens == (600 if has_p else None)
 
 
 def test_a_lease_is_extended_while_a_rank_of_the_other_side_lives() -> None:
