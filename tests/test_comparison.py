@@ -532,6 +532,25 @@ def test_the_comparison_fits_whatever_the_width_and_nothing_hurts_a_terminal(wid
     assert "[red]x[/red]\\x1b[31m\\r" in text.replace("\n", "")
 
 
+def test_a_cause_that_the_sentence_names_stands_in_the_table(tmp_path: Path) -> None:
+    """Ten causes differ by more, none of them told apart; two that are come behind them."""
+    document = compared(tmp_path, recording(longer={"wire": 3, "report": -1}), recording(jitter=3))
+    (group,) = document["groups"]
+    noise = {"run": 90 * MS, "against": MS, "difference": 89 * MS, "low": -MS, "high": 99 * MS, "told_apart": False}
+    unsure = [{"cause": f"noise.{number}", "class": "coordination", **noise} for number in range(10)]
+    document["groups"] = [{**group, "causes": [*unsure, *group["causes"]]}]
+    console = plain_console(100)
+
+    comparison_page.print_comparison(document, ("a", "b"), console)
+
+    sentence, _, tables = text_of(console).partition("mean ms by cause")
+    assert "most of it wire, " in sentence
+    assert "in spite of report, " in " ".join(sentence.split())
+    assert [line.split()[1] for line in tables.splitlines()[2:15]] == [
+        *(f"noise.{number}" for number in range(10)), "wire", "report", "other",
+    ]  # fmt: skip
+
+
 def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
     console = plain_console(80, "ascii")
 

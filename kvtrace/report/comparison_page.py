@@ -78,7 +78,9 @@ def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeat
     scale_ns = group["ttft_ns"]["mean"]
     write = _milliseconds({"mean": scale_ns})
     kinds = [(_marked(one["class"], one["class"], console), one, write) for one in group["classes"]]
-    shown, rest = group["causes"][:CAUSES_SHOWN], group["causes"][CAUSES_SHOWN:]
+    named = contrasts.named_causes(group)
+    shown = [one for place, one in enumerate(group["causes"]) if place < CAUSES_SHOWN or one in named]
+    rest = [one for one in group["causes"] if one not in shown]
     causes: list[Line] = [(_marked(one["cause"], one["class"], console), one, write) for one in shown]
     if rest:
         causes.append((plural(len(rest), "other cause"), _summed(rest), write))

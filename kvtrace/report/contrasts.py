@@ -67,7 +67,7 @@ def of_group(group: Row, names: Names) -> str:
     if group["no_intervals"]:
         return _unjudged(group, names)
     mean = group["ttft_ns"]["mean"]
-    causes = [cause for cause in group["causes"] if cause["told_apart"]]
+    causes = named_causes(group)
     if mean["told_apart"]:
         longer, whose = abs(mean["difference"]), _of(group, names)
         told = f"The first token comes {milliseconds(longer)} ms ({percent(longer, mean['against'])}) {_later(mean)} "
@@ -83,11 +83,28 @@ def of_group(group: Row, names: Names) -> str:
         for which, line in group[name].items()
         if line["told_apart"]
     ]
-    others += [_named(cause) for cause in causes[:_CAUSES_NAMED]]
+    others += [_named(cause) for cause in causes]
     whose = _of(group, names)
     if not others:
         return f"Nothing is told apart between {whose[0]} and {whose[1]}: mean TTFT is {means}."
     return f"Mean TTFT of {whose[0]} and {whose[1]} is not told apart ({means}); what is: {listed(others)}."
+
+
+def named_causes(group: Row) -> list[Row]:
+    """Return the causes that the sentence about a group names: told apart, the one that differs most first.
+
+    Where the mean TTFT is told apart, the first is of its direction and the second against it.
+    """
+    mean = group["ttft_ns"]["mean"]
+    causes = [cause for cause in group["causes"] if cause["told_apart"]]
+    if group["no_intervals"] or not mean["told_apart"]:
+        return causes[:_CAUSES_NAMED]
+    alike = [cause for cause in causes if _is_alike(cause, mean)][:1]
+    return alike and [*alike, *[cause for cause in causes if not _is_alike(cause, mean)][:1]]
+
+
+def _is_alike(cause: Row, mean: Row) -> bool:
+    return bool((cause["difference"] > 0) == (mean["difference"] > 0))
 
 
 def cautions(document: Row, names: Names) -> list[str]:
@@ -169,12 +186,11 @@ def _unjudged(group: Row, names: Names) -> str:
 
 def _most(mean: Row, causes: Sequence[Row]) -> str:
     """Return the end of a sentence about a difference that says which causes make it."""
-    alike = [cause for cause in causes if (cause["difference"] > 0) == (mean["difference"] > 0)]
-    if not alike:
+    if not causes:
         return "; no single cause is told apart"
-    most = "most of it" if alike[0]["difference"] / mean["difference"] > _MOST else "first of all"
-    opposed = [cause for cause in causes if cause not in alike][:1]
-    return f", {most} {_named(alike[0])}" + "".join(f", in spite of {_named(cause)}" for cause in opposed)
+    first, *opposed = causes
+    most = "most of it" if first["difference"] / mean["difference"] > _MOST else "first of all"
+    return f", {most} {_named(first)}" + "".join(f", in spite of {_named(cause)}" for cause in opposed)
 
 
 def _named(cause: Row) -> str:
