@@ -645,6 +645,24 @@ def test_what_cannot_be_compared_says_so_and_is_no_success(
     assert not extra or json.loads(out)["comparison"]["groups"] == []
 
 
+@pytest.mark.parametrize(("count", "why"), [(66, None), (19, "few requests")])
+def test_no_verdict_is_an_answer_as_readme_and_help_say(
+    count: int, why: str | None, stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script learns from the JSON whether there is one."""
+    few = recording(count, jitter=3).write(tmp_path / "few.duckdb")
+    code, out, err = explain(capsys, stores / "push.duckdb", "--against", few, "--json")
+    found = json.loads(out)["comparison"]
+    _, promised, _ = explain(capsys, "--help")
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text("utf-8").split())
+
+    assert (code, err, found["groups"][0]["no_intervals"]) == (0, "", why)
+    assert found["sentence"].startswith("No verdict: ") is (why is not None)
+    assert "no verdict can be given is an answer too; the exit code is 1" in " ".join(promised.split())
+    assert "No verdict is an answer, with exit code 0" in readme
+    assert why is None or f"`{why}`" in readme
+
+
 def test_files_of_one_name_are_told_apart_by_their_folders() -> None:
     assert contrasts.called(("a/run.duckdb", "b/run.duckdb")) == ("a/run.duckdb", "b/run.duckdb")
     assert contrasts.called(("a/push.duckdb", "b/pull.duckdb")) == ("push.duckdb", "pull.duckdb")

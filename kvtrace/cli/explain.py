@@ -58,6 +58,7 @@ def command(
     For one request: what it waited for, its critical path drawn lane by lane, the work hidden beside it.
     Without a request: percentiles of all of them, the shares of each class, top causes, the slowest by id.
     With --against: what differs between two recordings, how surely, and what else differs and may be why.
+    That no verdict can be given is an answer too; the exit code is 1 where nothing of the two can be compared.
     """
     if against is not None:
         if request is not None or slowest is not None or reconcile:
