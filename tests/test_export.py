@@ -17,8 +17,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from kvtrace import cli, schema, stages
 from kvtrace.exporters import otlp_json, perfetto, source
 from kvtrace.exporters.lanes import Lanes
+from kvtrace.schema.kept import WINDOWS_NS
 from kvtrace.store import Store
-from tests import exported
+from tests import exported, sample_store
 from tests.otlp_receiver import values
 from tests.trace import MS, START_NS, Trace, pull, push
 
@@ -300,6 +301,37 @@ def test_parquet_of_a_choice_holds_its_requests(store: Path, tmp_path: Path) -> 
     assert [row["request_id"] for row in request] == [exported.HOSTILE[1]]
     assert segments == [request[0]["request_key"]]
     assert 0 < events.num_rows < pq.read_metadata(tmp_path / "t" / "event.parquet").num_rows + 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "counts", "told"),
+    [
+        ([], [2, 2], ""),
+        (["--from", "2023-11-14T22:13:30"], [1, 1], "so they hold the windows that lie wholly in that time"),
+        (["--requests", "r1"], [0, 0], "so they are empty"),
+    ],
+)
+def test_what_counts_windows_of_time_keeps_whole_ones_and_says_so(
+    chosen: list[str], counts: list[int], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two windows of 30 s, of which the first lies before the time asked for."""
+    sample = sample_store.Sample()
+    for number in range(2):
+        sample.add(f"r{number}", start_ms=30_000 * number)
+    run = sample.write(tmp_path / "run.duckdb")
+    fine_ns = WINDOWS_NS[0]
+    with Store.open(run, "write") as store:
+        for number in range(2):
+            from_ns = (sample_store.START_NS // fine_ns + number) * fine_ns
+            store.append_rows("occurrence", [{"from_ns": from_ns, "process": 1, "stage": "decode.ready", "events": 1}])
+
+    assert export(run, "--format", "parquet", "-o", tmp_path / "t", *chosen) == 0
+
+    said = capsys.readouterr().err
+    read = {name: pq.read_table(tmp_path / "t" / f"{name}.parquet") for name in ("occurrence", "tally")}
+    assert [len(table.column("from_ns").unique()) for table in read.values()] == counts
+    assert told in said
+    assert ("tables occurrence and tally" in said) is bool(told)
 
 
 def test_a_folder_with_a_hostile_name_is_written_to_and_no_other(store: Path, tmp_path: Path) -> None:

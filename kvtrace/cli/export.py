@@ -126,6 +126,10 @@ def _write_folder(run: Path, choice: Choice, folder: Path, *, force: bool) -> No
     target.check_folder(folder, "*.parquet", force=force)
     written = parquet.write(run, choice, folder)
     _report(folder, Format.PARQUET, written["request"])
+    if not choice.is_everything:
+        names = " and ".join(sorted(parquet.COUNTED))
+        hold = "hold the windows that lie wholly in that time" if choice.keys is None else "are empty"
+        say(f"tables {names} count all requests of a window of time, so they {hold}")
 
 
 def _write_file(store: Store, choice: Choice, out: BinaryIO, form: Format) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvtrace import schema
 from kvtrace.errors import DamageError, ExportError
 from kvtrace.exporters import source
+from kvtrace.schema.keeping import FINE_NS
 from kvtrace.store import Store
 from kvtrace.store.parquet import write_tables
 
@@ -23,13 +24,19 @@ _TIMED = {
     "event": "t_ns", "notable": "t_ns", "step": "coalesce(scheduled_ns, started_ns)", "leg": "first_ns",
     "transfer": "coalesce(post_started_ns, prepared_ns)",
 }  # fmt: skip
+COUNTED = {
+    name: f"from_ns >= $from AND from_ns <= $to - {length}"
+    for name, length in (("occurrence", FINE_NS), ("tally", "window_ns"))
+}
+"""By table whose rows count all requests of a window of time, the condition that all of it is chosen."""
 
 
 def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
     """Write the files into `folder`, which may exist, and return the rows of each table. Nobody here has `store` open.
 
     The files appear all at once or not at all. Without a choice every table is whole. With one, the answers are those
-    of the requests chosen, and the events everything that happened while these were under way.
+    of the requests chosen, and the events everything that happened while these were under way. Tables `COUNTED` keep
+    the windows that lie wholly in the time chosen, and none where requests are chosen by id.
     """
     conditions: dict[str, str] = {}
     params: dict[str, int | list[int] | None] = {}
@@ -41,7 +48,7 @@ def write(store: Path, choice: Choice, folder: Path) -> dict[str, int]:
         conditions = dict.fromkeys(schema.ANSWERS, of_chosen)
         for table, time in _TIMED.items():
             conditions[table] = f"{time} BETWEEN $first AND $last"
-        conditions |= dict.fromkeys(("occurrence", "tally"), "false")  # they count what was not chosen as well
+        conditions |= COUNTED if choice.keys is None else dict.fromkeys(COUNTED, "false")
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
