@@ -1,4 +1,4 @@
--- One request's profiles: whose they are and from when, to ask Pyroscope for; none where the run was not profiled.
+-- One request's profiles, for Pyroscope: none without `record --profile URL` (`--profile-dir`: `export -f pprof`).
 --
 -- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
 -- $attempt  INTEGER           Which attempt, from 0; the last one if not given.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvtrace import queries
 from kvtrace.store import Store
 from tests.asked import ask
 from tests.sample_store import MS, PUSH_PATH, START_NS, Sample, scaled
@@ -85,7 +86,7 @@ def test_spans_hang_together_and_last_as_long_as_the_path(path: Path) -> None:
 
 
 def test_profiles_of_a_request_are_asked_for_by_engine_and_time(path: Path) -> None:
-    """P's and D's, from 10 s before it began to its end, where a server has them; else nobody's."""
+    """P's and D's, from 10 s before it began to its end, where a server has them; else nobody's, as the title says."""
     write(path)
     profiled = path.with_name("profiled.duckdb")
     write(profiled)
@@ -93,6 +94,7 @@ def test_profiles_of_a_request_are_asked_for_by_engine_and_time(path: Path) -> N
         store.remember({"profiles": "on", "profiles.url": "http://pyroscope:4040"})
 
     assert ask(path, "request_profiles", request="r1") == []
+    assert "--profile-dir" in queries.load("request_profiles").title
     times = {"application": "kvtrace", "from_ms": START_NS // MS - 10_000, "to_ms": START_NS // MS + 301}
     assert ask(profiled, "request_profiles", request="r1") == [
         {"side": "prefill", "engine": "p0", **times},

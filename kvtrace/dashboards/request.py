@@ -149,5 +149,5 @@ def _profiles() -> Panel:
             Column("to_ms", hidden=True),
         ],
         height=5,
-        note="Empty unless the run was recorded with `--profile`; Grafana needs its app Profiles Drilldown.",
+        note="Empty unless the run was recorded with `--profile URL`; Grafana needs its app Profiles Drilldown.",
     )
