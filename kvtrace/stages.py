@@ -50,13 +50,15 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A finer name for a segment: its class, where the time passed, a sentence, what usually helps."""
+    """A finer name for a segment: its class, where the time passed, a sentence, what usually helps, else by mode."""
 
     name: str
     kind: Class
     where: Where
     doc: str
     remedy: str
+    push: str = ""
+    pull: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A dependency: `after` waits for `before`, and the time between is charged to `cause`.
-
-    `split` names what divides the time further (see `kvtrace.splits`), "" for none.
-    """
+    """A dependency: `after` waits for `before`, charged to `cause`; `split` (of `kvtrace.splits`) divides it further."""
 
     before: Stage
     after: Stage
@@ -90,8 +89,8 @@ _points: list[Stage] = []
 _edges: list[Edge] = []
 
 
-def _cause(name: str, kind: Class, where: Where, doc: str, remedy: str) -> Cause:
-    cause = Cause(name, kind, where, doc, remedy)
+def _cause(name: str, kind: Class, where: Where, doc: str, remedy: str, **by_mode: str) -> Cause:
+    cause = Cause(name, kind, where, doc, remedy, **by_mode)
     _causes.append(cause)
     return cause
 
@@ -123,7 +122,7 @@ _MORE = "more or faster accelerators, other batching"
 
 CLIENT_HOP = _cause("client.hop", Class.COORDINATION, Where.CLIENT, "The request is on its way from the client to the router.", _NET)
 ROUTER_DECIDE = _cause("router.decide", Class.COORDINATION, Where.ROUTER, "The router reads the request and chooses P and D.", "a cheaper policy, more router processes")
-ROUTER_DISPATCH = _cause("router.dispatch", Class.COORDINATION, Where.ROUTER, "The router prepares and sends a leg: the prefill leg, or the decode leg once it may.", "concurrent dispatch, more router processes")
+ROUTER_DISPATCH = _cause("router.dispatch", Class.COORDINATION, Where.ROUTER, "The router prepares and sends a leg: the prefill leg, or the decode leg once it may.", "concurrent dispatch, more router processes", push="more router processes")
 PREFILL_HOP = _cause("prefill.hop", Class.COORDINATION, Where.PREFILL, "The prefill leg is on its way to P's HTTP server.", _NET)
 PREFILL_FRONTEND = _cause("prefill.frontend", Class.COORDINATION, Where.PREFILL, "P's front end reads, tokenises and hands over the request, or serialises the reply.", _FRONT)
 PREFILL_BOUNDARY = _cause("prefill.step_boundary", Class.COORDINATION, Where.PREFILL, "The request reached P's core while a step ran and waits for that step to end.", "shorter steps, smaller chunks")
@@ -133,13 +132,13 @@ PREFILL_LAUNCH = _cause("prefill.launch", Class.COORDINATION, Where.PREFILL, "A 
 PREFILL_FORWARD = _cause("prefill.forward", Class.RUN, Where.PREFILL, "A forward step on P works on the prompt.", _MORE)
 PREFILL_SAMPLE = _cause("prefill.sample", Class.RUN, Where.PREFILL, "The same step on P samples and P's scheduler takes in the result.", _MORE)
 PREFILL_OTHERS = _cause("prefill.others", Class.QUEUE, Where.PREFILL, "Between the request's own chunks P runs steps that work on other requests.", _MORE)
-STEP_CONNECTOR = _cause("step.connector", Class.COORDINATION, Where.ENGINE, "The connector works on the forward thread inside a step that works on the request.", "move posting off the forward thread, another connector")
+STEP_CONNECTOR = _cause("step.connector", Class.COORDINATION, Where.ENGINE, "The connector works on the forward thread inside a step that works on the request.", "less connector work inside steps, another connector", push="read notifications off the forward thread, another connector", pull="move posting off the forward thread, another connector")
 PREFILL_REPLY = _cause("prefill.reply", Class.COORDINATION, Where.PREFILL, "P's reply is on its way back to the router.", _NET)
 DECODE_HOP = _cause("decode.hop", Class.COORDINATION, Where.DECODE, "The decode leg is on its way to D's HTTP server.", _NET)
 DECODE_FRONTEND = _cause("decode.frontend", Class.COORDINATION, Where.DECODE, "D's front end reads, tokenises and hands over the request, or detokenises and writes the first token.", _FRONT)
 DECODE_BOUNDARY = _cause("decode.step_boundary", Class.COORDINATION, Where.DECODE, "The request could go on but D's running step has to end first.", "shorter steps, another order")
 DECODE_QUEUE = _cause("decode.queue", Class.QUEUE, Where.DECODE, "D's scheduler passed the request over while its steps computed others.", _MORE)
-DECODE_CAPACITY = _cause("decode.capacity", Class.COORDINATION, Where.DECODE, "D's scheduler passed the request over while the blocks were held by requests that wait for KV themselves.", "later reservation, more KV memory on D")
+DECODE_CAPACITY = _cause("decode.capacity", Class.COORDINATION, Where.DECODE, "D's scheduler passed the request over while the blocks were held by requests that wait for KV themselves.", "more KV memory on D, shorter waits for KV", push="later reservation, more KV memory on D")
 SUBMIT_WAIT = _cause("submit.wait", Class.COORDINATION, Where.DECODE, "The destination is prepared, and the order to load rides behind D's step to the worker.", "dispatch outside the step, a reader thread")
 STAGE_WAIT = _cause("stage.wait", Class.COORDINATION, Where.PREFILL, "P has finished and the list of blocks rides behind P's step to the sender.", "dispatch outside the step")
 WRITER_WAKE = _cause("writer.wake", Class.COORDINATION, Where.PREFILL, "P's sender thread sleeps although its work has arrived.", _THREAD)
@@ -149,7 +148,7 @@ HANDSHAKE = _cause("handshake", Class.COORDINATION, Where.TRANSFER, "The pair ex
 PREPARE = _cause("prepare", Class.COORDINATION, Where.TRANSFER, "The side that drives the transfer works out blocks and descriptors.", "larger blocks, fewer descriptors")
 POST = _cause("post", Class.TRANSFER, Where.TRANSFER, "The transfer is being posted.", "fewer or larger descriptors")
 WIRE = _cause("wire", Class.TRANSFER, Where.TRANSFER, "The bytes are on the wire.", "faster network, locality")
-DETECTION = _cause("detection", Class.COORDINATION, Where.DECODE, "The bytes have arrived and nobody has noticed yet.", "poll outside the step, notification by interrupt")
+DETECTION = _cause("detection", Class.COORDINATION, Where.DECODE, "The bytes have arrived and nobody has noticed yet.", "poll outside the step, notification by interrupt", push="read notifications outside the step, or by interrupt", pull="poll outside the step")
 REPORT = _cause("report", Class.COORDINATION, Where.DECODE, "D's worker knows that the KV is there and D's scheduler does not yet.", "report outside the step")
 DECODE_LAUNCH = _cause("decode.launch", Class.COORDINATION, Where.DECODE, "A step of D with the request is on its way from the scheduler to the workers.", "fewer ranks, a lighter executor")
 FIRST_STEP = _cause("decode.first_step", Class.RUN, Where.DECODE, "D computes the first token again, which P had already sampled.", "a connector that hands over P's token")

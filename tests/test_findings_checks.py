@@ -47,6 +47,23 @@ def test_each_check_sees_its_own_fault_and_nothing_else(name: str, faulty: dict[
 
 
 @pytest.mark.parametrize(
+    ("faulty", "push", "pull"),
+    [
+        ({"causes": {"step.connector": cause(0.2)}}, "read notifications", "move posting"),
+        ({"pacing": Pacing(100, 10_000 * MS, 3_000 * MS, 2_000 * MS)}, "read notifications", "move posting"),
+        ({"detection": Detection(50, 2_000 * MS, 28 * MS, 28 * MS)}, "read notifications", "poll outside"),
+        ({"causes": {"decode.capacity": cause(0.2)}}, "later reservation", "more KV memory"),
+    ],
+)
+def test_a_remedy_is_that_of_the_mode(faulty: dict[str, object], push: str, pull: str) -> None:
+    """Posts are on D's forward thread by pull alone, and D reserves long before the KV comes by push alone."""
+    for mode, begins in (("push", push), ("pull", pull)):
+        (found,) = checks.findings(Facts((replace(PLAIN, mode=mode, **faulty),)))  # type: ignore[arg-type]
+
+        assert found.remedy.startswith(begins)
+
+
+@pytest.mark.parametrize(
     "harmless",
     [
         {"causes": {name: cause(0.03) for name in stages.CAUSE_BY_NAME}},

@@ -254,8 +254,8 @@ def test_no_remedy_is_named_against_a_wait_that_hardly_counts(tmp_path: Path) ->
 
 def test_a_remedy_is_called_supposed_and_left_out_of_a_saturated_run(push: selection.Explained) -> None:
     assert sentences.remedy(push, saturated=False) == (
-        "Supposed, not measured, and as far as it was not the wire: against detection this usually helps: poll outside "
-        "the step, notification by interrupt."
+        "Supposed, not measured, and as far as it was not the wire: against detection this usually helps: read "
+        "notifications outside the step, or by interrupt."
     )
     push.request["transfer_high_ns"] = push.request["transfer_ns"]
     assert (sentences.remedy(push, saturated=False) or "").startswith("Supposed, not measured: against detection this")

@@ -52,7 +52,7 @@ def registration_late(group: Group) -> Iterator[Finding]:
         f"Registrations arrive late in {part(late.late, late.told)} of {late.told:,} push requests, by "
         f"{spread(late.median_ns, late.p90_ns, late.late)}{why}.",
         Grade.EXPLAINED if why else Grade.MEASURED,
-        stages.REGISTRATION_LATE, cause.total_ns, "registrations", late.examples,
+        stages.REGISTRATION_LATE, cause.total_ns, "registrations", late.examples, mode=group.mode,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def router_waits(group: Group) -> Iterator[Finding]:
     yield finding(
         "router.waits", told, Grade.SUPPOSED if is_push else Grade.EXPLAINED,
         stages.PREFILL_REPLY if is_push else stages.ROUTER_DISPATCH, seen.total_ns, "causes", seen.examples,
-        remedy="a router that does not wait for P's reply by push" if is_push else None,
+        remedy="a router that does not wait for P's reply by push" if is_push else None, mode=group.mode,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def detection(group: Group) -> Iterator[Finding]:
         "detection",
         f"D notices {ms(seen.median_ns)} after the KV has arrived (median of {seen.requests:,} requests in which "
         f"the arrival is certain{pace}; {ms(seen.p90_ns)} at p90).",
-        Grade.MEASURED, stages.DETECTION, seen.total_ns, "detection", seen.examples,
+        Grade.MEASURED, stages.DETECTION, seen.total_ns, "detection", seen.examples, mode=group.mode,
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def posting(group: Group) -> Iterator[Finding]:
         f"Posting takes longer than the wire: {ms(post.post_ns / post.requests)} a request against at most "
         f"{ms(post.wire_high_ns / post.requests)} on average (posts at p90: {ms(post.p90_ns)}), with "
         f"{post.descriptors / post.transfers:,.0f} descriptors of {each:,.0f} bytes a transfer.",
-        Grade.MEASURED, stages.POST, post.post_ns, "transfers", post.examples,
+        Grade.MEASURED, stages.POST, post.post_ns, "transfers", post.examples, mode=group.mode,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def first_contact(group: Group) -> Iterator[Finding]:
             stages.HANDSHAKE.name,
             f"{seen.requests:,} of {group.requests:,} requests waited {ms(seen.median_ns)} (median) for the first "
             "contact of their pair.",
-            Grade.MEASURED, stages.HANDSHAKE, seen.total_ns, "causes", seen.examples,
+            Grade.MEASURED, stages.HANDSHAKE, seen.total_ns, "causes", seen.examples, mode=group.mode,
         )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def bad_ends(group: Group) -> Iterator[Finding]:
         if seen is not None and seen.requests >= EVENTS:
             yield finding(
                 verdict.replace(" ", "_"), f"In {seen.requests:,} requests ({of(group)}) {what}.",
-                Grade.MEASURED, cause, seen.total_ns, "slowest_requests", seen.examples, remedy,
+                Grade.MEASURED, cause, seen.total_ns, "slowest_requests", seen.examples, remedy, group.mode,
             )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def pacing(group: Group) -> Iterator[Finding]:
         "tpot.extension",
         f"Connector work on D's forward thread is {part(pace.extension_ns, pace.decode_ns)} of the time after the "
         f"first token ({of(group)}), {part(pace.by_others_ns, pace.extension_ns)} of it for other requests.",
-        Grade.MEASURED, stages.STEP_CONNECTOR, pace.by_others_ns, "blamed", pace.examples,
+        Grade.MEASURED, stages.STEP_CONNECTOR, pace.by_others_ns, "blamed", pace.examples, mode=group.mode,
     )  # fmt: skip
 
 

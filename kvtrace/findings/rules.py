@@ -36,7 +36,9 @@ class Rule:
                 part=terms.of_all(seen.total_ns, group),
             )  # fmt: skip
             name = self.name or self.cause.name
-            yield terms.finding(name, told, self.grade, self.cause, seen.total_ns, "causes", seen.examples)
+            yield terms.finding(
+                name, told, self.grade, self.cause, seen.total_ns, "causes", seen.examples, mode=group.mode
+            )
 
 
 _WAIT = "In {seen} of {all} requests ({group}) WHAT: {spread}, and {part}."

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kvtrace import stages
 from kvtrace.findings.model import Finding, Grade, Group
+from kvtrace.modes import PULL, PUSH
 from kvtrace.verdict import ms
 
 LEAST_REQUESTS = 20  # fewer tell of themselves, not of a system
@@ -40,13 +41,18 @@ def of(group: Group) -> str:
     return f"{group.mode}, scope {group.scope}"
 
 
+def remedy_in(mode: str, cause: stages.Cause) -> str:
+    """Return what usually helps against a cause where requests are of that mode."""
+    return {PUSH: cause.push, PULL: cause.pull}.get(mode) or cause.remedy
+
+
 def finding(
     name: str, sentence: str, grade: Grade, cause: stages.Cause | None, stake_ns: int, query: str,
-    examples: Iterable[str], remedy: str | None = None,
+    examples: Iterable[str], remedy: str | None = None, mode: str = "",
 ) -> Finding:  # fmt: skip
-    """Return a finding about a cause, whose class and remedy it takes; `stake_ns` is what it costs in all.
+    """Return a finding about a cause, whose class and remedy in that mode it takes; `stake_ns` is what it costs in all.
 
     Without a cause it names neither; with `remedy` that one.
     """
-    kind, usual = (cause.kind.value, cause.remedy) if cause is not None else ("", "")
+    kind, usual = (cause.kind.value, remedy_in(mode, cause)) if cause is not None else ("", "")
     return Finding(name, sentence, grade, kind, usual if remedy is None else remedy, stake_ns, query, tuple(examples))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.findings.terms import SHARE
+from kvtrace.findings.terms import SHARE, remedy_in
 from kvtrace.report import bracket
 from kvtrace.report.style import milliseconds, percent
 from kvtrace.stages import CAUSE_BY_NAME, DETECTION, Class
@@ -97,9 +97,10 @@ def remedy(explained: Explained, saturated: bool) -> str | None:
     if waits[0][1] < SHARE * (explained.request["ttft_ns"] or 0):
         return None
     cause = CAUSE_BY_NAME[waits[0][0]]
+    usual = remedy_in(explained.request["mode"], cause)
     is_doubted = _is_doubted(cause.name, cause_times(explained.segments), explained.request)
     doubted = ", and as far as it was not the wire" if is_doubted else ""
-    return f"Supposed, not measured{doubted}: against {phrase(cause.name)} this usually helps: {cause.remedy}."
+    return f"Supposed, not measured{doubted}: against {phrase(cause.name)} this usually helps: {usual}."
 
 
 def population_sentence(group: Row) -> str:
