@@ -7,7 +7,7 @@
 -- $to_ns      BIGINT   Only what began before this time, unix ns; up to the last if not given.
 -- $bucket_ns  BIGINT   Length of one row's time, ns; a minute if not given.
 --
--- ts                  TIMESTAMP WITH TIME ZONE  When the row's time begins.
+-- ts                  TIMESTAMP WITH TIME ZONE  When the row's time begins; rates are by what of it lies in the run, and in what was asked for.
 -- arrived_per_s       DOUBLE                    Requests that came, per second.
 -- first_tokens_per_s  DOUBLE                    First tokens, per second.
 -- ended_per_s         DOUBLE                    Requests last seen then, per second: also of those whose answer goes on, not of those that may still get their first token.
@@ -27,13 +27,24 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
   UNION ALL SELECT given_up_ns, 0, 0, 0, -1 FROM chosen WHERE given_up_ns IS NOT NULL
 ), counted AS (
   SELECT
-    to_timestamp((at_ns // bucket_ns * bucket_ns // 1000) / 1e6) AS ts,
-    sum(arrived)::DOUBLE AS arrived, sum(answered)::DOUBLE AS answered,
+    at_ns // bucket_ns * bucket_ns AS at_ns, sum(arrived)::DOUBLE AS arrived, sum(answered)::DOUBLE AS answered,
     sum(ended)::DOUBLE AS ended, sum(waiting)::DOUBLE AS waiting
-  FROM moment, per GROUP BY ts
+  FROM moment, per GROUP BY at_ns // bucket_ns, bucket_ns
+), span AS (
+  SELECT min(start_ns) AS first_ns, max(coalesce(end_ns, first_token_ns, start_ns)) AS last_ns FROM request
+), covered AS (
+  -- A second at least, so that one request in the last moment of a row is no burst.
+  SELECT
+    *, greatest(
+      least(at_ns + bucket_ns, last_ns, CASE WHEN at_ns < $to_ns THEN $to_ns END)
+        - greatest(at_ns, first_ns, $from_ns),
+      least(bucket_ns, 1000000000)
+    ) AS covered_ns
+  FROM counted, per, span
 )
 SELECT
-  ts, arrived * 1e9 / bucket_ns AS arrived_per_s, answered * 1e9 / bucket_ns AS first_tokens_per_s,
-  ended * 1e9 / bucket_ns AS ended_per_s, sum(waiting) OVER (ORDER BY ts) AS in_flight
-FROM counted, per
-ORDER BY ts
+  to_timestamp((at_ns // 1000) / 1e6) AS ts, arrived * 1e9 / covered_ns AS arrived_per_s,
+  answered * 1e9 / covered_ns AS first_tokens_per_s, ended * 1e9 / covered_ns AS ended_per_s,
+  sum(waiting) OVER (ORDER BY at_ns) AS in_flight
+FROM covered
+ORDER BY at_ns

@@ -6,7 +6,7 @@
 -- $to_ns      BIGINT   Only what began before this time, unix ns; up to the last if not given.
 -- $bucket_ns  BIGINT   Length of one row's time, ns; a minute if not given.
 --
--- ts                     TIMESTAMP WITH TIME ZONE  When the row's time begins.
+-- ts                     TIMESTAMP WITH TIME ZONE  When the row's time begins; means are over what of it lies in the run, and in what was asked for.
 -- prefill_waiting        DOUBLE                    Mean number of requests on P that no step has worked on yet.
 -- decode_waiting_for_kv  DOUBLE                    Mean number of requests on D whose reserved blocks wait for KV.
 -- decode_waiting         DOUBLE                    Mean number on D that no step has worked on yet.
@@ -38,15 +38,34 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
     what, bucket, missed_ns, (sum(more) OVER (PARTITION BY what ORDER BY bucket))::BIGINT AS waiting,
     lead(bucket) OVER (PARTITION BY what ORDER BY bucket) AS next
   FROM summed
+), span AS (
+  SELECT
+    least(min(prefill_from_ns), min(kv_from_ns), min(decode_from_ns), any_value(begun_ns)) AS first_ns,
+    greatest(
+      max(prefill_to_ns), max(kv_to_ns), max(decode_to_ns), any_value(over_ns),
+      CASE WHEN count(prefill_from_ns) > count(prefill_to_ns) OR count(kv_from_ns) > count(kv_to_ns)
+        OR count(decode_from_ns) > count(decode_to_ns) THEN (SELECT max(last_ns) FROM process) END
+    ) AS last_ns
+  FROM (
+    SELECT min(start_ns) AS begun_ns, max(coalesce(end_ns, first_token_ns, start_ns)) AS over_ns FROM request
+  ) LEFT JOIN leg ON true
 ), weighed AS (
-  SELECT what, bucket, (waiting::HUGEINT * bucket_ns - missed_ns)::DOUBLE / bucket_ns AS mean FROM running, per
+  SELECT what, bucket, (waiting::HUGEINT * bucket_ns - missed_ns)::DOUBLE AS sum_ns FROM running, per
   UNION ALL
-  SELECT what, unnest(range(bucket + 1, next)), waiting::DOUBLE FROM running WHERE waiting > 0 AND next > bucket + 1
+  SELECT what, unnest(range(bucket + 1, next)), waiting::DOUBLE * bucket_ns FROM running, per
+  WHERE waiting > 0 AND next > bucket + 1
+), told AS (
+  SELECT
+    bucket * bucket_ns AS at_ns, what,
+    sum_ns / nullif(
+      least((bucket + 1) * bucket_ns, last_ns, $to_ns) - greatest(bucket * bucket_ns, first_ns, $from_ns), 0
+    ) AS mean
+  FROM weighed, per, span
 )
 SELECT
-  to_timestamp((bucket * bucket_ns // 1000) / 1e6) AS ts, coalesce(max(mean) FILTER (what = 1), 0.0) AS prefill_waiting,
+  to_timestamp((at_ns // 1000) / 1e6) AS ts, coalesce(max(mean) FILTER (what = 1), 0.0) AS prefill_waiting,
   coalesce(max(mean) FILTER (what = 2), 0.0) AS decode_waiting_for_kv,
   coalesce(max(mean) FILTER (what = 3), 0.0) AS decode_waiting
-FROM weighed, per
-GROUP BY bucket, bucket_ns
-ORDER BY bucket
+FROM told
+GROUP BY at_ns
+ORDER BY at_ns

@@ -196,7 +196,7 @@ def test_detection_is_counted_in_steps_of_d(path: Path, store: Store) -> None:
 
 
 def test_queues_over_time(path: Path, store: Store) -> None:
-    """P's queue holds one request for 500 ms, D's one for 1.5 s, of which it waits 1 s for KV."""
+    """P's queue holds one request for 500 ms, D's one for 1.5 s, of which it waits 1 s for KV; the run ends with it."""
     append_events(
         store,
         *at(
@@ -214,10 +214,10 @@ def test_queues_over_time(path: Path, store: Store) -> None:
 
     assert [(second(r["ts"]), r["prefill_waiting"], r["decode_waiting_for_kv"], r["decode_waiting"]) for r in rows] == [
         (0, 0.5, 0.75, 1.0),
-        (1, 0.0, 0.25, 0.5),
+        (1, 0.0, 0.5, 1.0),
     ]
     narrow = ask(path, "queues_over_time", from_ns=START_NS + 1000 * MS, **SECOND)
-    assert [(second(row["ts"]), row["decode_waiting"]) for row in narrow] == [(1, 0.5)]
+    assert [(second(row["ts"]), row["decode_waiting"]) for row in narrow] == [(1, 1.0)]
 
 
 def test_recorder_says_how_far_behind_it_is(path: Path, store: Store) -> None:

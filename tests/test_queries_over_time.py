@@ -188,6 +188,33 @@ def test_offered_over_time(path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, [(-20, 2.0), (40, 1.0)]),
+        ({"from_ns": START_NS + 32 * SECOND_NS}, [(-20, 2.0), (40, 1.0)]),
+        ({"to_ns": START_NS + 35 * SECOND_NS}, [(-20, 2.0)]),
+    ],
+)
+def test_rates_are_by_the_time_of_a_row_that_the_run_covers(
+    path: Path, given: dict[str, int], told: list[tuple[int, float]]
+) -> None:
+    """Two requests a second from 30.5 s on, of which the last is over at 40.5 s; a minute ends at 40 s.
+
+    The half second of the second row counts as a whole one.
+    """
+    sample = Sample()
+    for number in range(20):
+        at_ms = 30_500 + number * 500
+        sample.add(f"r{number}", PUSH_PATH, start_ms=at_ms, end_ns=START_NS + (at_ms + 500) * MS)
+    sample.write(path)
+
+    rows = ask(path, "offered_over_time", **given)
+
+    assert [(second(row["ts"]), row["arrived_per_s"]) for row in rows if row["arrived_per_s"]] == told
+    assert [(second(row["ts"]), row["offered_per_s"]) for row in ask(path, "goodput_over_time", **given)] == told
+
+
 def test_what_is_under_way_has_neither_ended_nor_failed(path: Path) -> None:
     """Request a has its token at 100 ms, b was given up at 300 ms, c waits since 100 ms, d was last seen long ago."""
     sample = Sample(facts={"recorder.state": "recording"})
