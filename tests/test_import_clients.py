@@ -92,7 +92,7 @@ def test_a_record_of_no_known_request_stands_alone_and_is_all_unattributed(
     assert (alone["transfer_low_ns"], alone["transfer_high_ns"]) == (0, 50 * MS)
     assert len(found) == 3
     assert found["r1"]["scope"] == "router"
-    assert "2 of 2 records are of no request known here, and stand alone" in said
+    assert "2 of 2 records joined no request known here: each stands alone" in said
 
 
 def test_ids_that_repeat_join_nothing_by_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +111,7 @@ def test_ids_that_repeat_join_nothing_by_guess(tmp_path: Path, capsys: pytest.Ca
     found = records.requests(store)
     assert (found["a"]["scope"], found["b"]["scope"]) == ("client", "client")
     assert len(found) == 3
-    assert "1 of 3 records are of no request known here" in said
+    assert "1 of 3 records joined no request known here" in said
 
 
 def test_a_second_record_of_one_id_stays_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_second_record_of_one_id_stays_apart(tmp_path: Path, capsys: pytest.Ca
     found = records.requests(store)
     assert found["r1"]["ttft_ns"] == 62 * MS
     assert len(found) == 2
-    assert "1 of those bear an id that another record has" in said
+    assert "1 of those bore an id that another record has" in said
 
 
 @pytest.mark.parametrize("client_id", ["r1", "nobody's", None])

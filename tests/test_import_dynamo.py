@@ -107,8 +107,8 @@ def test_tools_and_payloads_are_passed_over_unread(tmp_path: Path, capsys: pytes
 
     assert code == 0, said
     assert set(records.requests(store)) == {"a"}
-    assert "2 records are of tools or payloads and were passed over unread" in said
-    assert "1 of 2 records give no time of arrival and cannot be placed" in said
+    assert "2 records of tools or payloads passed over unread" in said
+    assert "1 of 2 records gave no time of arrival and could not be placed" in said
     assert records.PROMPT.encode() not in store.read_bytes()
 
 

@@ -54,7 +54,7 @@ def test_lines_among_others_become_the_points_that_they_are(tmp_path: Path, caps
         "matched",
     )
     assert (request["verdict"], request["ttft_ns"]) == ("incomplete", None)
-    assert "2 of 2 hashed ids are of no request known here and keep their hash" in said
+    assert "2 of 2 hashed ids joined no request known here: each keeps its hash" in said
     assert "tells no step, post or first token" in said
 
 
@@ -222,7 +222,7 @@ def test_ends_that_are_failures_are_verdicts(tmp_path: Path, capsys: pytest.Capt
 
     (request,) = records.requests(store).values()
     assert request["verdict"] == "expired"
-    assert "1 lines (consumer registration_failed) are no point known here and were left out" in said
+    assert "1 line (consumer registration_failed) left out: no point known here" in said
 
 
 def line_of(**changed: object) -> str:

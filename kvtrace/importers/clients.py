@@ -9,6 +9,7 @@ from kvtrace import stages
 from kvtrace.importers.identity import ClientTimes, Known, own_name
 from kvtrace.importers.points import Imported, Part, Placed
 from kvtrace.importers.source import Source, printable
+from kvtrace.wording import plural
 
 PART = "client"
 _REASON_LETTERS = 64
@@ -50,9 +51,10 @@ def place(source: Source, name: str, records: list[ClientRecord], known: Known) 
         known.clients[request] = record.times
         placed.points += _points(record, request)
     if unjoined:
-        placed.said.append(f"{unjoined} of {len(records)} records are of no request known here, and stand alone")
+        whole = plural(len(records), "record")
+        placed.said.append(f"{unjoined} of {whole} joined no request known here: each stands alone")
     if repeated:
-        placed.said.append(f"{repeated} of those bear an id that another record has: ids that repeat join nothing")
+        placed.said.append(f"{repeated} of those bore an id that another record has: ids that repeat join nothing")
     return placed
 
 

@@ -12,6 +12,7 @@ from kvtrace import stages
 from kvtrace.importers.identity import Attempt, Known, own_name
 from kvtrace.importers.points import Imported, Part, Placed
 from kvtrace.importers.source import Source, printable
+from kvtrace.wording import plural
 
 NAME = "dynamo"
 SCHEMA = "dynamo.request.trace.v1"
@@ -71,9 +72,10 @@ def read(source: Source, known: Known) -> Imported:
             continue
         _place(source, line, event.request, placed, known)
     if passed_over:
-        placed.said.append(f"{passed_over} records are of tools or payloads and were passed over unread")
+        placed.said.append(f"{plural(passed_over, 'record')} of tools or payloads passed over unread")
     if timeless:
-        placed.said.append(f"{timeless} of {placed.records} records give no time of arrival and cannot be placed")
+        whole = plural(placed.records, "record")
+        placed.said.append(f"{timeless} of {whole} gave no time of arrival and could not be placed")
     placed.said.append("tells the hops that its router saw and not what passed within them; begins to the millisecond")
     return placed
 

@@ -17,6 +17,7 @@ from kvtrace.importers.identity import Known, is_hash
 from kvtrace.importers.points import Imported, Part, Placed
 from kvtrace.importers.source import Source, complaint, printable
 from kvtrace.modes import PULL, PUSH
+from kvtrace.wording import plural
 
 if TYPE_CHECKING:
     from kvtrace.stages import Stage
@@ -115,7 +116,7 @@ def read(source: Source, *, same_host: bool) -> Log:
     if not log.placed.records:
         raise source.fault(1, f"neither this line nor any other is one of {SCHEMA}")
     for name, count in sorted(left_out.items()):
-        log.placed.said.append(f"{count} lines ({name}) are no point known here and were left out")
+        log.placed.said.append(f"{plural(count, 'line')} ({name}) left out: no point known here")
     log.placed.said.append("tells no step, post or first token; a client's records or a router's give the ends")
     return log
 
@@ -186,8 +187,8 @@ def place(logs: list[Log], known: Known) -> None:
             log.placed.points.append(_point(one, request, ref))
         log.placed.joined = sum(named.values())
         if log.placed.joined < len(named):
-            unknown = f"{len(named) - log.placed.joined} of {len(named)} hashed ids"
-            log.placed.said.append(f"{unknown} are of no request known here and keep their hash")
+            unknown = f"{len(named) - log.placed.joined} of {plural(len(named), 'hashed id')}"
+            log.placed.said.append(f"{unknown} joined no request known here: each keeps its hash")
 
 
 def _ids(one: _Sighting, consumers: set[str]) -> tuple[str, str | None]:
