@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -549,6 +550,25 @@ def test_a_cause_that_the_sentence_names_stands_in_the_table(tmp_path: Path) -> 
     assert [line.split()[1] for line in tables.splitlines()[2:15]] == [
         *(f"noise.{number}" for number in range(10)), "wire", "report", "other",
     ]  # fmt: skip
+
+
+def test_a_column_of_a_comparison_has_one_number_of_decimals(tmp_path: Path) -> None:
+    """TPOT of 2 ms beside a TTFT of 100, and a cause that is told apart by 20 us."""
+    run, against = recording(longer={"wire": 40}), recording(jitter=3)
+    for sample in (run, against):
+        for pace, request in zip(sample.pace, sample.requests, strict=True):
+            pace["tpot_ns"] = request["tpot_ns"] = 2 * MS
+    document = compared(tmp_path, run, against)
+    causes = document["groups"][0]["causes"]
+    causes[1] |= {"difference": 20_000, "low": 20_000, "high": 20_000, "told_apart": True}
+    console = plain_console(120)
+
+    comparison_page.print_comparison(document, ("a", "b"), console)
+
+    blocks = text_of(console).split("\n\n")
+    for title in ("ms ", "mean ms by class", "mean ms by cause"):
+        (block,) = (block for block in blocks if block.startswith(title))
+        assert len({len(found) for found in re.findall(r"\d\.(\d+)", block)}) == 1, block
 
 
 def test_an_ascii_terminal_gets_ascii(tmp_path: Path) -> None:

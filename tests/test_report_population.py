@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtrace.reconcile import Line
 from kvtrace.report import page, population, selection, sentences, tables
 from kvtrace.store import Store
 from tests.printed import plain_console, summary_of, text_of
@@ -211,6 +212,51 @@ def test_a_wide_bracket_is_told_in_the_sentence_and_in_the_table(tmp_path: Path)
     assert "between 6 % to 18 % 6 % to 18 % 6 % to 18 %" in told
     assert "10 % transfer, 1 % unattributed." in plain
     assert "between" not in plain
+
+
+def test_the_slowest_requests_have_their_own_bounds_of_transfer(tmp_path: Path) -> None:
+    """Of 100 ms, 10 count as transfer: for one 6 to 18 may be, for the other a bracket of 3 ms says little more."""
+    sample = Sample()
+    sample.add("wide")
+    sample.add("tight", start_ms=10, transfer_low_ns=9 * MS, transfer_high_ns=12 * MS)
+    (group,) = summary_of(tmp_path, sample)["groups"]
+    table = tables.worst(group, plain_console(100))
+
+    names, transfers = ([str(cell) for cell in table.columns[at].cells] for at in (0, 4))
+    assert (names, transfers) == (["wide", "tight"], ["6 to 18 %", "10 %"])
+    assert table.columns[4].header == "transf."
+
+
+def test_a_column_of_times_has_one_number_of_decimals(tmp_path: Path) -> None:
+    """A request of 3 ms beside one of seconds: each alone would have other decimals."""
+    sample = Sample()
+    hidden = (
+        ("registration", "coordination", "decode", 0, 2000, 40),
+        ("sender.poll", "coordination", "prefill", 1, 2, 1),
+    )
+    path = (("prefill.forward", "compute.run", "prefill", "", 2400), ("wire", "transfer", "transfer", "", 3))
+    sample.add("slow", path, hidden, client_request_id="mine")
+    sample.add("quick", (("wire", "transfer", "transfer", "", 3),), (), client_request_id="mine", attempt=1)
+    console = plain_console(160)
+    (group,) = summary_of(tmp_path, sample)["groups"]
+    with Store.open(tmp_path / "run.duckdb") as store:
+        rows = [explained.request for explained in selection.explained(store, [1, 2])]
+    lines = [
+        Line("vLLM", name, duration_ns, "", "", "")
+        for name, duration_ns in (("a", 2_400 * MS), ("b", 3 * MS), ("c", None))
+    ]
+    blamed = [{"request_id": "a", "extension_ns": ms * MS, "victims": 1, "descriptors": 1} for ms in (20, 3)]
+
+    for table in (
+        tables.population_causes(group, console), tables.population_hidden(group, console),
+        tables.worst(group, console), tables.attempts(rows, "mine", console), tables.reconciled(lines, console),
+        tables.blamed(blamed, console),
+    ):  # fmt: skip
+        numbers = [
+            [str(cell).removesuffix(" ms") for cell in column.cells if "." in str(cell)] for column in table.columns
+        ]
+        found = [{len(text.rpartition(".")[2]) for text in cells if text[-1].isdecimal()} for cells in numbers]
+        assert {len(decimals) for decimals in found if decimals} == {1}, (table.columns[0].header, numbers)
 
 
 def test_what_first_contact_cost_is_told_beside_the_percentiles_of_the_others(tmp_path: Path) -> None:

@@ -69,6 +69,23 @@ def test_a_table_cannot_move_the_cursor(store: Path, capsys: pytest.CaptureFixtu
     assert "\\x1b[31m,\\n" in lines[3]
 
 
+def test_a_column_has_one_number_of_decimals(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moments with and without a fraction of a second, decimals, and numbers in lists; all of them to the right."""
+    sql = """SELECT * FROM (VALUES
+      (TIMESTAMPTZ '2026-01-02 03:04:05+00', 0.50::DECIMAL(4, 2), [0.5::DOUBLE, 0.25::DOUBLE], 1::USMALLINT),
+      (TIMESTAMPTZ '2026-01-02 03:04:05.25+00', 12.75::DECIMAL(4, 2), [1::DOUBLE, NULL], 10::USMALLINT)
+    ) AS v(ts, part, two, few)"""
+
+    assert cli.main(["sql", str(store), sql]) == 0
+    table = capsys.readouterr().out.splitlines()
+
+    assert [line.split() for line in table[2:]] == [
+        ["2026-01-02T03:04:05.000000+00:00", "0.50", "[0.500,", "0.250]", "1"],
+        ["2026-01-02T03:04:05.250000+00:00", "12.75", "[1.000,", "NULL]", "10"],
+    ]
+    assert len({len(line) for line in table}) == 1
+
+
 def test_odd_values_are_valid_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "SELECT 'nan'::DOUBLE AS a, [1, NULL] AS b, map(['k'], [1.50]) AS c, DATE '2026-01-02' AS d, 'x'::BLOB AS e"
 

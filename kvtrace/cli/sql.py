@@ -8,6 +8,7 @@ import decimal
 import itertools
 import json
 import math
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvtrace.store.connection import Row
 
 _CELL_LETTERS_MAX = 60
+_NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL\(\d+,\d+\))(\[\])*")
 
 
 def command(
@@ -174,19 +176,34 @@ def _table(rows: Rows) -> Iterable[str]:
     """Yield aligned columns for a terminal: numbers to the right, long texts cut, control characters shown."""
     if not rows.columns:
         return
-    cells = [[_cell(value) for value in row] for row in rows.values]
-    widths = [max([len(name), *(len(row[at]) for row in cells)]) for at, name in enumerate(rows.columns)]
-    right = [kind.rstrip("[]") in {"BIGINT", "INTEGER", "DOUBLE", "HUGEINT"} for kind in rows.types]
+    columns = [_cells([row[at] for row in rows.values]) for at in range(len(rows.columns))]
+    widths = [max(map(len, [name, *cells])) for name, cells in zip(rows.columns, columns, strict=True)]
+    right = [_NUMBER.fullmatch(kind) is not None for kind in rows.types]
+    cells = zip(*columns, strict=True)
     for row in [list(rows.columns), ["-" * width for width in widths], *cells]:
         parts = [f"{cell:>{w}}" if r else f"{cell:<{w}}" for cell, w, r in zip(row, widths, right, strict=True)]
         yield "  ".join(parts).rstrip() + "\n"
 
 
+def _cells(values: list[Any]) -> list[str]:
+    """Return a column's values as text, all with the same number of decimals."""
+    moments = [value for value in values if isinstance(value, dt.datetime)]
+    timespec = "microseconds" if any(moment.microsecond for moment in moments) else "seconds"
+    return [value.isoformat(timespec=timespec) if isinstance(value, dt.datetime) else _cell(value) for value in values]
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    text = str(_plain(value)) if not isinstance(value, str) else value
+    text = _written(value)
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _CELL_LETTERS_MAX else shown[: _CELL_LETTERS_MAX - 1] + "…"
+
+
+def _written(value: Any) -> str:
+    """Return a value as text; a decimal has the decimals of its type, and other fractions three, also in lists."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return f"[{', '.join('NULL' if one is None else _written(one) for one in value)}]"
+    return str(value if isinstance(value, decimal.Decimal) else _plain(value))

@@ -48,10 +48,22 @@ def _move(parts: Mapping[str, float], amount: float, rest: str) -> Move | None:
 
 def of_request(request: Row, causes: AbstractSet[str]) -> tuple[Move | None, Move | None]:
     """Return `moves` of one request in ns; `causes` are those on its path."""
+    return _moves(request, _rest(causes).kind.value)
+
+
+def of_row(request: Row) -> str:
+    """Return between what bounds one request's transfer lies, "" where it hardly matters; `sentence` says more."""
+    if not any(_moves(request, DETECTION.kind.value)):
+        return ""
+    low, high = (percent(request[name], request["ttft_ns"]) for name in ("transfer_low_ns", "transfer_high_ns"))
+    return f"{low.removesuffix(' %')} to {high}"
+
+
+def _moves(request: Row, rest: str) -> tuple[Move | None, Move | None]:
     if request["transfer_low_ns"] is None or not request["ttft_ns"]:
         return None, None
     parts = {kind: request[f"{kind}_ns"] for kind in ("compute", "coordination", "transfer", "unattributed")}
-    return moves(parts, request["transfer_low_ns"], request["transfer_high_ns"], _rest(causes).kind.value)
+    return moves(parts, request["transfer_low_ns"], request["transfer_high_ns"], rest)
 
 
 def _rest(causes: AbstractSet[str]) -> Cause:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    Writer = Callable[[float, dict[str, Any]], str]
+    Writer = Callable[[float], str]
     Line = tuple[str | Text, dict[str, Any], Writer]
 
 Row = dict[str, Any]
@@ -69,24 +69,26 @@ def _print_group(group: Row, names: contrasts.Names, console: Console, *, repeat
         for said in (contrasts.of_group(group, names), *contrasts.group_cautions(group, names)):
             _say(said, console)
     missing = "-" if group["no_intervals"] else "too few"
+    figures = {name: list(group[name].values()) for name in WAITED if name in group}
+    places = max(_digits(lines, lines) for lines in figures.values())
     waited = [
-        (f"{contrasts.WHAT[name]} {which}", line, _milliseconds(group[name]))
-        for name in WAITED
-        if name in group
+        (f"{contrasts.WHAT[name]} {which}", line, _milliseconds(places))
+        for name in figures
         for which, line in group[name].items()
     ]
-    scale_ns = group["ttft_ns"]["mean"]
-    write = _milliseconds({"mean": scale_ns})
+    mean = group["ttft_ns"]["mean"]
+    write = _milliseconds(_digits([*group["classes"], mean], [mean]))
     kinds = [(_marked(one["class"], one["class"], console), one, write) for one in group["classes"]]
     named = contrasts.named_causes(group)
     shown = [one for place, one in enumerate(group["causes"]) if place < CAUSES_SHOWN or one in named]
     rest = [one for one in group["causes"] if one not in shown]
-    causes: list[Line] = [(_marked(one["cause"], one["class"], console), one, write) for one in shown]
+    by_cause = _milliseconds(_digits([*shown, mean], [mean]))
+    causes: list[Line] = [(_marked(one["cause"], one["class"], console), one, by_cause) for one in shown]
     if rest:
-        causes.append((plural(len(rest), "other cause"), _summed(rest), write))
+        causes.append((plural(len(rest), "other cause"), _summed(rest), by_cause))
     blocks = [
         _table("ms", waited, console, missing),
-        _table("mean ms by class", [*kinds, ("TTFT, their sum", scale_ns, write)], console),
+        _table("mean ms by class", [*kinds, ("TTFT, their sum", mean, write)], console),
         *([_table("mean ms by cause", causes, console)] if causes else []),
         *_asked(group, console),
     ]
@@ -120,14 +122,18 @@ def _summed(lines: Sequence[Row]) -> Row:
     return {**summed, "low": None, "high": None, "told_apart": None}
 
 
-def _milliseconds(lines: Row) -> Writer:
-    """Return how to write times of these lines: with the digits of the largest, more where a difference needs them."""
-    scale_ns = max(max(line["run"], line["against"]) for line in lines.values())
-    return lambda value_ns, line: f"{value_ns / NS_PER_MS:.{contrasts.digits(line, scale_ns)}f}"
+def _digits(lines: Sequence[Row], scale: Sequence[Row]) -> int:
+    """Return how many decimals of ms a column of these lines needs: those that suit the times of `scale`, or more."""
+    scale_ns = max(max(line["run"], line["against"]) for line in scale)
+    return max(contrasts.digits(line, scale_ns) for line in lines)
+
+
+def _milliseconds(digits: int) -> Writer:
+    return lambda value_ns: f"{value_ns / NS_PER_MS:.{digits}f}"
 
 
 def _plain(digits: int) -> Writer:
-    return lambda value, _line: f"{value:,.{digits}f}"
+    return lambda value: f"{value:,.{digits}f}"
 
 
 def _table(title: str, lines: Sequence[Line], console: Console, missing: str = "-") -> Table:
@@ -156,15 +162,14 @@ def _table(title: str, lines: Sequence[Line], console: Console, missing: str = "
 def _cells(line: Row, write: Writer, missing: str) -> list[str]:
     interval = missing
     if line["low"] is not None:
-        interval = f"{_signed(line['low'], line, write)} to {_signed(line['high'], line, write)}"
-    difference = _signed(line["difference"], line, write)
-    values = [write(line[side], line) for side in SIDES]
-    return [*values, difference, interval, _TOLD_APART[line["told_apart"]]]
+        interval = f"{_signed(line['low'], write)} to {_signed(line['high'], write)}"
+    values = [write(line[side]) for side in SIDES]
+    return [*values, _signed(line["difference"], write), interval, _TOLD_APART[line["told_apart"]]]
 
 
-def _signed(value: float, line: Row, write: Writer) -> str:
+def _signed(value: float, write: Writer) -> str:
     """Return the value with its sign, where anything of it is left to be seen."""
-    written = write(abs(value), line)
+    written = write(abs(value))
     sign = "+" if value > 0 else "-"
     return f"{sign}{written}" if any(digit in "123456789" for digit in written) else written
 

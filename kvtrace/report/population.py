@@ -126,7 +126,7 @@ WITH causes AS (
   FROM causes GROUP BY ALL
 )
 SELECT scope, mode, request_id, client_request_id, verdict, ttft_ns, compute_ns, coordination_ns, transfer_ns,
-  unattributed_ns, longest_wait, longest_wait_ns
+  transfer_low_ns, transfer_high_ns, unattributed_ns, longest_wait, longest_wait_ns
 FROM request LEFT JOIN longest USING (request_key)
 WHERE ttft_ns IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY scope, mode ORDER BY ttft_ns DESC, request_key) <= $count

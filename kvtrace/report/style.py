@@ -16,7 +16,7 @@ from kvtrace.palette import CLASS_COLOUR
 from kvtrace.stages import Class
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PLAIN_WIDTH_COLUMNS = 100
 NS_PER_MS = 1_000_000
@@ -135,6 +135,12 @@ def milliseconds(duration_ns: float | None, scale_ns: float | None = None) -> st
     if 0 < duration_ns < least * NS_PER_MS / 2:
         return f"<{least:.{digits}f}"
     return f"{duration_ns / NS_PER_MS:.{digits}f}"
+
+
+def milliseconds_alike(durations_ns: Sequence[float | None]) -> list[str]:
+    """Return the durations of one column in ms, all with the digits that suit the longest."""
+    scale_ns = max((abs(one) for one in durations_ns if one is not None), default=0)
+    return [milliseconds(one, scale_ns) for one in durations_ns]
 
 
 def percent(part: float | None, whole: float | None) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from kvtrace.report import bracket
 from kvtrace.report.population import AROUND
 from kvtrace.report.sentences import cause_times
-from kvtrace.report.style import colour, fitted, glyph, milliseconds, percent
+from kvtrace.report.style import colour, fitted, glyph, milliseconds, milliseconds_alike, percent
 from kvtrace.stages import CAUSE_BY_NAME, Class
 from kvtrace.wording import plural
 
@@ -42,6 +42,7 @@ _WAITED_FOR_CELLS_MAX = 48
 _WAITED_FOR_LINES = 3
 _WAITED_FOR_WORDS_CELLS_MAX = 160
 
+_WORST_SHARES = ("comp.", "coord.", "transf.", "unattr.")
 # Label, class of the glyph, column of the request, key in a group's shares.
 _SHARE_ROWS: tuple[tuple[str, str | None, str], ...] = (
     ("compute", None, "compute_ns"),
@@ -141,11 +142,12 @@ def population_causes(group: Row, console: Console) -> Table:
         ("requests", "right"),
     )
     scale_ns = group["ttft_ns"]["p50"]
-    for row in group["causes"][:CAUSES_SHOWN]:
+    shown = group["causes"][:CAUSES_SHOWN]
+    for row, total in zip(shown, milliseconds_alike([row["total_ns"] for row in shown]), strict=True):
         table.add_row(
             _cause(row["cause"], row["class"], console),
             *([row["class"]] if medium else []),
-            milliseconds(row["total_ns"]),
+            total,
             percent(row["share"], 1),
             milliseconds(row["median_ns"], scale_ns),
             f"{row['requests']:,}",
@@ -159,10 +161,11 @@ def population_hidden(group: Row, console: Console) -> Table:
     titles = ("total ms", "median ms", "least slack ms") if medium else ("median ms", "least slack ms")
     table = _table("hidden work", *((title, "right") for title in (*titles, "requests")))
     scale_ns = group["ttft_ns"]["p50"]
-    for row in group["hidden"][:CAUSES_SHOWN]:
+    shown = group["hidden"][:CAUSES_SHOWN]
+    for row, total in zip(shown, milliseconds_alike([row["total_ns"] for row in shown]), strict=True):
         table.add_row(
             _cause(row["cause"], row["class"], console),
-            *([milliseconds(row["total_ns"])] if medium else []),
+            *([total] if medium else []),
             milliseconds(row["median_ns"], scale_ns),
             milliseconds(row["least_slack_ns"], scale_ns),
             f"{row['requests']:,}",
@@ -172,42 +175,43 @@ def population_hidden(group: Row, console: Console) -> Table:
 
 def worst(group: Row, console: Console) -> Table:
     """Return the slowest requests by id, whole enough to be copied, with whatever else the width has room for."""
-    ids = [fitted(row["request_id"], min(_ID_CELLS_MAX, console.width - 12), console) for row in group["worst"]]
-    waits = [_longest_wait(row) for row in group["worst"]]
+    rows = group["worst"]
+    ids = [fitted(row["request_id"], min(_ID_CELLS_MAX, console.width - 12), console) for row in rows]
+    longest = milliseconds_alike([row["longest_wait_ns"] for row in rows])
+    waits = [
+        "-" if row["longest_wait"] is None else f"{row['longest_wait']} {ms} ms"
+        for row, ms in zip(rows, longest, strict=True)
+    ]
+    shares = [_worst_shares(row) for row in rows]
     widths = [max(map(cell_len, ids)), 9, max(map(len, ["longest wait", *waits]))]
-    with_waits, with_shares = _fits(widths, console), _fits([*widths, 7, 7, 7, 7], console)
-    shares_titles = ("comp.", "coord.", "transf.", "unattr.") if with_shares else ()
+    share_widths = [max(map(len, cells)) for cells in zip(_WORST_SHARES, *shares, strict=True)]
+    with_waits, with_shares = _fits(widths, console), _fits([*widths, *share_widths], console)
     table = _table(
         "slowest",
         ("TTFT ms", "right"),
-        *((title, "right") for title in shares_titles),
+        *((title, "right") for title in (_WORST_SHARES if with_shares else ())),
         *(["longest wait"] if with_waits else []),
     )
-    for row, name, wait in zip(group["worst"], ids, waits, strict=True):
-        columns = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns") if with_shares else ()
-        table.add_row(
-            Text(name),
-            milliseconds(row["ttft_ns"]),
-            *(percent(row[column], row["ttft_ns"]) for column in columns),
-            *([wait] if with_waits else []),
-        )
+    ttfts = milliseconds_alike([row["ttft_ns"] for row in rows])
+    for name, ttft, cells, wait in zip(ids, ttfts, shares, waits, strict=True):
+        table.add_row(Text(name), ttft, *(cells if with_shares else ()), *([wait] if with_waits else []))
     return table
 
 
-def _longest_wait(row: Row) -> str:
-    """Return a request's longest wait with its time."""
-    if row["longest_wait"] is None:
-        return "-"
-    return f"{row['longest_wait']} {milliseconds(row['longest_wait_ns'])} ms"
+def _worst_shares(row: Row) -> list[str]:
+    """Return the shares of a request's classes; of transfer its bounds where these are wide."""
+    columns = ("compute_ns", "coordination_ns", "transfer_ns", "unattributed_ns")
+    compute, coordination, transfer, unattributed = (percent(row[column], row["ttft_ns"]) for column in columns)
+    return [compute, coordination, bracket.of_row(row) or transfer, unattributed]
 
 
 def blamed(rows: list[Row], console: Console) -> Table:
     """Return the requests whose transfers made other requests' steps longer, worst first."""
     table = _table("cost others most", ("ms", "right"), ("requests", "right"), ("descriptors", "right"))
-    for row in rows:
+    for row, extension in zip(rows, milliseconds_alike([row["extension_ns"] for row in rows]), strict=True):
         table.add_row(
             Text(fitted(row["request_id"], min(_ID_CELLS_MAX, console.width - 32), console)),
-            milliseconds(row["extension_ns"]),
+            extension,
             f"{row['victims']:,}",
             "-" if row["descriptors"] is None else f"{row['descriptors']:,}",
         )
@@ -219,9 +223,8 @@ def reconciled(lines: list[Line], console: Console) -> Table:
     table = _table("others would say", "of", ("ms", "right"))
     if console.width >= _MEDIUM_COLUMNS:
         table.add_column("which is", overflow="fold", ratio=1)
-    for line in lines:
-        row = [line.tool, line.name, "-" if line.duration_ns is None else milliseconds(line.duration_ns)]
-        table.add_row(*row, *([line.says] if console.width >= _MEDIUM_COLUMNS else []))
+    for line, duration in zip(lines, milliseconds_alike([line.duration_ns for line in lines]), strict=True):
+        table.add_row(line.tool, line.name, duration, *([line.says] if console.width >= _MEDIUM_COLUMNS else []))
     return table
 
 
@@ -240,13 +243,13 @@ def attempts(rows: list[Row], client_request_id: str, console: Console) -> Table
     table = _table("request", ("attempt", "right"), "mode", "verdict", ("TTFT ms", "right"))
     table.title = Text(f"{plural(len(rows), 'request')} bear the client id {fitted(client_request_id, 40, console)}")
     table.title_justify = "left"
-    for row in rows:
+    for row, ttft in zip(rows, milliseconds_alike([row["ttft_ns"] for row in rows]), strict=True):
         table.add_row(
             Text(fitted(row["request_id"], max(_ID_CELLS_MIN, console.width - 44), console)),
             str(row["attempt"]),
             row["mode"],
             row["verdict"],
-            milliseconds(row["ttft_ns"]),
+            ttft,
         )
     return table
 
