@@ -74,6 +74,8 @@ class Run:
 
 def _prepare(path: Path) -> None:
     """Make the file's folder; end the program where the file could not be written, since measuring takes minutes."""
+    if path.exists() and not path.is_file():  # a device may be read without end, and a pipe be waited for
+        sys.exit(f"{path} cannot be written: it is no regular file; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import socket
@@ -119,10 +120,13 @@ def test_a_file_that_cannot_be_written_whole_stays_what_it_was(tmp_path: Path, m
     assert [one.name for one in tmp_path.iterdir()] == ["figures.json"]
 
 
-@pytest.mark.parametrize("name", ["a folder", "/proc/figures.json", "a file/figures.json"])
+@pytest.mark.parametrize(
+    "name", ["a folder", "a pipe", "/dev/full", "/dev/null", "/proc/figures.json", "a file/figures.json"]
+)
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(name: str, tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
     (tmp_path / "a file").touch()
+    os.mkfifo(tmp_path / "a pipe")
 
     with pytest.raises(SystemExit, match=f"{name} cannot be written: "):
         figures.Run(tmp_path / name)
