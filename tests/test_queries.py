@@ -268,7 +268,7 @@ def test_drops_name_process_and_stage(path: Path) -> None:
 
 
 def test_engines_and_processes(path: Path) -> None:
-    """A request that D served alone is no failure of it."""
+    """A request that D served alone is no failure of it, and limits are those of the process started last."""
     sample = Sample()
     for name, verdict in (("r1", "complete"), ("r2", "no handoff"), ("r3", "recomputed")):
         sample.add(name, PATH, (), verdict=verdict)
@@ -284,11 +284,18 @@ def test_engines_and_processes(path: Path) -> None:
             store, 3, pid=3, kind="core", engine_id=engine, role="kv_producer", max_num_seqs="16", kv_blocks="900"
         )
 
+        append_process(store, 4, pid=4, kind="core", engine_id="P1", max_num_seqs="64", kv_blocks="900")
+        append_process(store, 5, pid=5, kind="core", engine_id="P1", max_num_batched_tokens="2048", max_num_seqs="8")
+        for process in (4, 5):
+            store.execute(f"UPDATE process SET first_ns = {process} WHERE process = {process}")  # noqa: S608 -- ours
+
     found = {row["engine"]: row for row in ask(path, "engines")}
 
     assert (found[engine]["requests"], found[engine]["failed_requests"]) == (3, 1)
     limits = ("max_num_batched_tokens", "max_num_seqs", "kv_blocks")
-    assert [[found[name][limit] for limit in limits] for name in (engine, "P0")] == [[None, 16, 900], [None] * 3]
+    assert [[found[name][limit] for limit in limits] for name in (engine, "P0", "P1")] == [
+        [None, 16, 900], [None] * 3, [2048, 8, None],
+    ]  # fmt: skip
     assert [(r["process"], r["kind"], r["events"]) for r in ask(path, "processes")] == [
-        (1, "core", 1), (2, "router", 1), (3, "core", 0),
+        (1, "core", 1), (2, "router", 1), (3, "core", 0), (4, "core", 0), (5, "core", 0),
     ]  # fmt: skip
