@@ -97,8 +97,9 @@ class Posts:
     def during(self, start_ns: int, end_ns: int) -> Iterator[Posted]:
         """Yield the posts that were under way in [start_ns, end_ns), in order, each cut to the time since the last."""
         at_ns = start_ns
-        for span in self._spans[bisect_right(self._ended_ns, start_ns) :]:
-            if span.start_ns >= end_ns:
+        for position in range(bisect_right(self._ended_ns, start_ns), len(self._spans)):
+            span = self._spans[position]
+            if at_ns >= end_ns or span.start_ns >= end_ns:
                 return
             begin_ns, stop_ns = max(at_ns, span.start_ns), min(end_ns, span.end_ns)
             if stop_ns > begin_ns:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import timeit
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +113,19 @@ def test_a_long_post_is_found_behind_short_ones() -> None:
     assert list(Posts(spans).during(50, 60)) == [model.Posted(50, 60, "long", D)]
     assert list(Posts(spans).during(35, 40)) == [model.Posted(35, 40, "long", D)]
     assert list(Posts(spans).during(72, 80)) == []
+
+
+@pytest.mark.parametrize("end", [10, 4_000_000], ids=["beside short ones", "beside a long one"])
+def test_posts_are_looked_up_as_quickly_among_many_as_among_few(end: int) -> None:
+    """A thousand times as many posts come later, also while a long one is under way."""
+    best_s = []
+    for count in (200, 200_000):
+        short = (model.Posted(10 * number + 1, 10 * number + 5, "r", D) for number in range(count))
+        posts = Posts([model.Posted(0, end, "first", D), *short])
+        best_s.append(min(timeit.repeat(lambda posts=posts: list(posts.during(2, 8)), number=20, repeat=10)))  # type: ignore[misc]
+        assert len(list(posts.during(2, 8))) == 1
+
+    assert best_s[1] < 20 * best_s[0]
 
 
 def test_a_step_that_prefills_for_others_is_told_apart() -> None:
