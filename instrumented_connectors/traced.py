@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import weakref
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _kinds: set[str] = set()
 _workers: list[str] = []  # the classes of this process's watched connectors; MultiConnector has several
+_serving: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were not shut down; the others are of an engine before
 _PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _log = logging.getLogger("kvtrace")
 _vllm_log = logging.getLogger("vllm.kvtrace")  # shown like vLLM's own lines, where `kvtrace` shows warnings alone
@@ -95,6 +98,10 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     worker = connector.connector_worker
     rank = int(worker.tp_rank)
     lease_s = connector.kv_transfer_config.get_from_extra_config("kv_lease_duration", 30)
+    if not _serving:
+        _workers.clear()
+    _serving.add(connector)
+    watch(connector, "shutdown", tracer, before=functools.partial(_serving.discard, connector))
     _workers.append(type(connector).__name__)
     if len(_workers) > 1:
         tracer.fact("connectors", ",".join(_workers))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> doubles.Memory:
     monkeypatch.setattr(traced, "_pipeline_rank", lambda: 0)
     monkeypatch.setattr(traced, "_kinds", set())
     monkeypatch.setattr(traced, "_workers", [])
+    monkeypatch.setattr(traced, "_serving", weakref.WeakSet())
     return memory
 
 
@@ -165,6 +168,26 @@ def test_children_of_a_multi_connector_say_which_they_are(memory: doubles.Memory
 
     assert [event.numbers for event in memory.of("decode.reported")] == [(1, 0, 0, 0), (1, 1, 0, 0)]
     assert memory.facts["connectors"] == "NixlPushConnector,NixlPushConnector"
+
+
+@pytest.mark.parametrize("is_shut_down", [True, False])
+def test_an_engine_that_takes_anothers_place_in_its_process_is_the_first_again(
+    memory: doubles.Memory, *, is_shut_down: bool
+) -> None:
+    """Also where nobody shut the one before down, and it is only gone."""
+    for _ in range(3):
+        connector = NixlPushConnector(CONFIG, "worker", "cache")
+        connector.returns["get_transfer_results"] = doubles.results(received={"r"})
+        connector.get_transfer_results(set())
+        if is_shut_down:
+            connector.shutdown()
+        else:
+            del connector
+            gc.collect()
+
+    assert [event.numbers for event in memory.of("decode.reported")] == [(1, 0, 0, 0)] * 3
+    assert len(traced._workers) == 1
+    assert "connectors" not in memory.facts
 
 
 def test_an_engine_in_one_process_is_called_core(memory: doubles.Memory) -> None:
