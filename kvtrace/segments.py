@@ -20,6 +20,7 @@ import numpy as np
 
 from kvtrace import clock, stages, wire
 from kvtrace.errors import SpoolError
+from kvtrace.strings import Strings
 from kvtrace.wire import SegmentHeader
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ __all__ = ["RECORD", "Batch", "SegmentFile", "SegmentHeader"]
 RECORD = np.dtype([
     ("t_ns", "<i8"), ("a", "<i8"), ("b", "<i8"), ("c", "<i8"), ("d", "<i8"),
     ("request", "<u4"), ("ref", "<u4"), ("code", "<u2"), ("unused", "V6"), ("commit", "<u8"),
-])  # fmt: skip
-_CHUNK = np.dtype([
-    ("text", f"V{wire.CHUNK_BYTES}"), ("string", "<u4"), ("number", "<u2"), ("size", "<u2"), ("code", "<u2"),
-    ("unused", "V6"), ("commit", "<u8"),
 ])  # fmt: skip
 
 BLOCK_RECORDS = 8192
@@ -79,10 +76,6 @@ def _rows(records: NDArray[Any], chosen: NDArray[np.bool_]) -> NDArray[Any]:
     return rows
 
 
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "backslashreplace")
-
-
 class SegmentFile:
     """One spool file being read. `consumed` records and the `holes` among them (record numbers) resume it."""
 
@@ -92,10 +85,7 @@ class SegmentFile:
         self.consumed = 0
         self._descriptor = descriptor
         self._holes: list[int] = []
-        self._strings: dict[int, str] = {0: ""}
-        self._parts: dict[int, dict[int, bytes]] = {}
-        self._known = np.zeros(1024, np.bool_)
-        self._known[0] = True
+        self._strings = Strings()
         self._facts: dict[str, str] = {}
         self._unknown: dict[int, int] = {}
         self._unfinished = self._damaged = 0
@@ -166,7 +156,7 @@ class SegmentFile:
         records = np.concatenate([_columns(part) for part in taken]).view(RECORD)[:, 0] if taken else _NO_RECORDS
         dropped = self._dropped()
         lost = sum(dropped.values()) + self._unfinished
-        return Batch(records, self._strings, dict(self._facts), lost, dropped, dict(self._unknown), self._damaged)
+        return Batch(records, self._strings.texts, dict(self._facts), lost, dropped, dict(self._unknown), self._damaged)
 
     # The writer --------------------------------------------------------------------------------------
 
@@ -218,13 +208,14 @@ class SegmentFile:
             self._holes += holes.tolist()
         is_chunk = (code == wire.STRING) & (block["request"] < self._slots_max)
         if is_chunk.any():
-            self._note_strings(_rows(block, is_chunk))
+            self._strings.take(_rows(block, is_chunk))
         rest = ~((code == wire.STRING) | (code == wire.VOID))
-        resolved = rest & self._is_known(block["request"]) & self._is_known(block["ref"])
+        resolved = rest & self._strings.known(block["request"]) & self._strings.known(block["ref"])
         if np.count_nonzero(resolved) < np.count_nonzero(rest):
             self._holes += (start + np.flatnonzero(rest & ~resolved)).tolist()
+        texts = self._strings.texts
         for fact in _rows(block, resolved & (code == wire.FACT)):
-            self._facts[self._strings[int(fact["request"])]] = self._strings[int(fact["ref"])]
+            self._facts[texts[int(fact["request"])]] = texts[int(fact["ref"])]
         known = _KNOWN_CODES[code]
         events = resolved & (block["t_ns"] > 0) & (code < wire.VOID)
         if self.header.vocabulary == _VOCABULARY:
@@ -233,44 +224,6 @@ class SegmentFile:
         for value in code[events & ~known].tolist():
             self._unknown[value] = self._unknown.get(value, 0) + 1
         return _rows(block, events)
-
-    def _is_known(self, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = self._known[np.minimum(ids, len(self._known) - 1)]
-        return known & (ids < len(self._known))
-
-    def _note_strings(self, records: NDArray[Any]) -> None:
-        """Take in string chunks, in slot order: most strings lie in one run, so those are cut out without a loop."""
-        chunks = records.view(_CHUNK)
-        text = _columns(chunks)[:, : wire.CHUNK_BYTES // 8].tobytes()
-        string, size = chunks["string"], chunks["size"].astype(np.int64)
-        starts = np.concatenate([[0], np.flatnonzero(string[1:] != string[:-1]) + 1])
-        lengths = np.diff(starts, append=len(string))
-        whole = (chunks["number"][starts] == 0) & (lengths == -(-size[starts] // wire.CHUNK_BYTES))
-        first = starts[whole] * wire.CHUNK_BYTES
-        spans = zip(first.tolist(), (first + size[starts[whole]]).tolist(), strict=True)
-        texts = [_decode(text[begin:end]) for begin, end in spans]
-        complete = string[starts[whole]].tolist()
-        self._strings.update(zip(complete, texts, strict=True))
-        for run in np.flatnonzero(~whole).tolist():
-            for row in range(starts[run], starts[run] + lengths[run]):
-                piece = text[row * wire.CHUNK_BYTES : (row + 1) * wire.CHUNK_BYTES]
-                if self._note_chunk(int(string[row]), int(chunks["number"][row]), int(size[row]), piece):
-                    complete.append(int(string[row]))
-        if complete:
-            highest = max(complete)
-            if highest >= len(self._known):
-                self._known = np.concatenate([self._known, np.zeros(highest * 2 - len(self._known), np.bool_)])
-            self._known[complete] = True
-
-    def _note_chunk(self, string: int, number: int, size: int, piece: bytes) -> bool:
-        """Take in one chunk of a string that others interrupt; return whether it makes the string whole."""
-        parts = self._parts.setdefault(string, {})
-        parts[number] = piece
-        if len(parts) * wire.CHUNK_BYTES < size:
-            return False
-        self._strings[string] = _decode(b"".join(parts[key] for key in sorted(parts))[:size])
-        del self._parts[string]
-        return True
 
     def _reread_holes(self) -> list[NDArray[Any]]:
         """Look at the holes again and return what has become whole."""
