@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 
 _FILE = "/proc/thread-self/schedstat"
@@ -41,3 +42,21 @@ class Starvation:
     def __del__(self) -> None:
         """Keep no file open behind the connector that it was read for."""
         self.close()
+
+
+class _OwnCount(threading.local):
+    """Each thread's own reader: the kernel's file belongs to the thread that opened it."""
+
+    def __init__(self) -> None:
+        self.kernel = Starvation()
+
+
+_own = _OwnCount()
+
+
+def starved_ns() -> int:
+    """Return for how long the thread that calls has been without a processor since it began, in ns; 1.4 us a reading.
+
+    0 where nobody says, so that a difference is 0 too.
+    """
+    return _own.kernel.starved_ns()

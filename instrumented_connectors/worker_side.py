@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors.scheduler_side import STEP_ATTRIBUTE
+from instrumented_connectors.starvation import starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Tracer, now_ns, watch
 from kvtrace import stages
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 _STEP_STARTED = stages.STEP_STARTED.code
 _STEP_FORWARDED = stages.STEP_FORWARDED.code
 _STEP_CONNECTED = stages.STEP_CONNECTED.code
+_WORKER_STARVED = stages.WORKER_STARVED.code
 _LOAD_STARTED = stages.LOAD_STARTED.code
 _REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
 _STAGED = stages.PREFILL_STAGED.code
 _NO_MARK = StepMark((0, 0, True))
+_STARVED_LEAST_NS = 100_000
+"""A step whose thread had no processor for less says nothing of it."""
 
 
 class WorkerSide:
@@ -42,6 +46,7 @@ class WorkerSide:
         self._device_clock = device_clock
         self._cores = cores
         self._metadata: Any = None
+        self._mark = _NO_MARK
         self._step = 0
         self._has_forward = False
         self._loads_late = True
@@ -50,6 +55,8 @@ class WorkerSide:
         self._shown = False
         self._spent_ns = 0
         self._before_ns = 0
+        self._forwarded_ns = 0
+        self._count_ns = self._starved_ns = 0
 
     def attach(self, connector: Any) -> None:
         """Watch the connector's worker hooks."""
@@ -68,12 +75,15 @@ class WorkerSide:
             self._cores.stepped()  # this is the forward thread
         self._metadata = connector_metadata
         mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
+        self._mark = mark
         self._step, tokens, self._loads_late = mark
         self._started_ns = mark.taken_ns or now_ns()
         self._has_forward = tokens > 0
         self._forwarded = self._shown = False
         self._spent_ns = self._before_ns = 0
+        self._starved_ns = 0
         if self._has_forward:
+            self._count_ns = mark.taken_starved_ns if mark.taken_ns else starved_ns()
             self._show()
 
     def _show(self) -> None:
@@ -86,6 +96,8 @@ class WorkerSide:
         now = now_ns()
         if self._has_forward and not self._forwarded:
             self._forwarded = True
+            self._forwarded_ns = now
+            self._count_forward(now)
             if self._device_clock is not None:
                 self._device_clock.mark(self._step)
             else:
@@ -123,6 +135,7 @@ class WorkerSide:
         self._spent_ns += spent_ns
         if self._has_forward and not self._forwarded:
             self._before_ns += spent_ns
+            self._count_ns = starved_ns()  # what the connector's work had to wait for is not the forward's
 
     def _after_results(self, began_ns: int, results: Any, *_args: Any, **_kwargs: Any) -> None:
         if self._holdings.settle(results):
@@ -134,6 +147,25 @@ class WorkerSide:
         if self._shown:
             self._shown = False
             self._tracer.emit(_STEP_CONNECTED, "", self._step, self._rank, self._spent_ns, self._before_ns)
+            if self._forwarded:
+                self._count_connector()
+
+    def _count_forward(self, now: int) -> None:
+        """Note how long this thread had no processor in the forward; of a device's forward that says nothing."""
+        before_ns, self._count_ns = self._count_ns, starved_ns()
+        if self._device_clock is None:
+            began_ns = self._started_ns + self._before_ns
+            self._starved_ns = min(max(0, self._count_ns - before_ns), max(0, now - began_ns))
+
+    def _count_connector(self) -> None:
+        """Say how long this thread had no processor in the forward, and at least in the connector's work behind it."""
+        now, count_ns = now_ns(), starved_ns()
+        behind_ns = self._spent_ns - self._before_ns
+        between_ns = now - self._forwarded_ns - behind_ns
+        connector_ns = min(max(0, count_ns - self._count_ns - between_ns), behind_ns)
+        self._mark.connected(now, count_ns)
+        if self._starved_ns + connector_ns >= _STARVED_LEAST_NS:
+            self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, self._starved_ns, connector_ns, "", now)
 
     def _resolve(self) -> None:
         """Emit the forwards whose device events have passed by now."""

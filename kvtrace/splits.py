@@ -1,12 +1,12 @@
 """How the time of one edge splits: the evidence that the edge's `split` asks for, and the parts that it gives.
 
 The vocabulary says of an edge only by what it divides; here is found what of that was recorded around this request.
-How a wait divides once its evidence is at hand is `kvtrace.division`.
+How a wait divides once its evidence is at hand is `kvtrace.division`, how own steps do is `kvtrace.own_steps`.
 """
 
 from __future__ import annotations
 
-from kvtrace import division, stages
+from kvtrace import division, own_steps, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
@@ -58,10 +58,10 @@ def _divide_by_evidence(
         return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+        return own_steps.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
     if what == "tail":
         steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+        return own_steps.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
     return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
 
 

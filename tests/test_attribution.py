@@ -144,6 +144,68 @@ def test_a_scheduler_without_a_processor_waits_for_one_and_stopped_it_does_not(s
     assert any("no processor was free" in one for one in told) == (starved_ms > 0)
 
 
+@pytest.mark.parametrize(
+    ("lacked_ms", "told"),
+    [
+        ((8, 0, 0), {"prefill.forward": 12, "step.starved": 8}),
+        ((50, 0, 0), {"step.starved": 20}),
+        ((0, 0.3, 0), {"step.connector": 0.7, "step.starved": 0.3}),
+        ((0, 0, 0.4), {"prefill.sample": 0.1, "step.starved": 0.4}),
+        ((0, 0, 9), {"step.starved": 0.5}),
+        ((-5, -5, -5), {}),
+    ],
+    ids=["forward", "all of it", "connector", "result", "all of the result", "nonsense"],
+)
+def test_a_worker_without_a_processor_does_not_compute(
+    lacked_ms: tuple[float, float, float], told: dict[str, float]
+) -> None:
+    """P's forward of 20 ms, half a millisecond of the connector behind it, and half a millisecond to take in."""
+    forward_ns, connector_ns, result_ns = (round(one * MS) for one in lacked_ms)
+
+    def connecting(trace: Trace) -> Trace:
+        trace.events = [
+            event._replace(c=MS // 2, d=0) if (event.stage, event.a) == ("step.connected", 1) else event
+            for event in trace.events
+        ]
+        return trace
+
+    plain, trace = connecting(push()), connecting(push())
+    trace.at(30.5, stages.WORKER_STARVED, "", 1, 0, forward_ns, connector_ns, process=P)
+    trace.events = [
+        event._replace(c=result_ns) if (event.stage, event.a) == ("step.ended", 1) else event for event in trace.events
+    ]
+    before, answer = causes_ms(plain.answer()), trace.answer()
+    causes = causes_ms(answer)
+
+    gone = {name for name in before if name not in causes}
+    changed = {name: causes[name] for name in causes if causes[name] != pytest.approx(before.get(name))}
+    assert changed == pytest.approx(told)
+    assert gone <= {"prefill.forward", "prefill.sample"}
+    waited_for = {one.waited_for for one in answer.segments if one.cause == "step.starved"}
+    assert waited_for == ({"a processor for the thread that works on step 1"} if told else set())
+
+
+def test_of_two_ranks_the_one_that_had_no_processor_for_longest_counts() -> None:
+    """The others wait for it in every layer: what they lacked beside it made nothing longer that is known."""
+    trace = push().at(30.5, stages.WORKER_STARVED, "", 1, 0, 3 * MS, 0, process=P)
+    trace.at(30.5, stages.WORKER_STARVED, "", 1, 1, 8 * MS, 0, process=P)
+
+    assert causes_ms(trace.answer())["step.starved"] == 8
+
+
+def test_what_a_thread_lacked_behind_the_requests_end_in_a_step_is_not_its() -> None:
+    """P is done with the request at 31 and with the step at 33: of 2.3 ms without a processor 2 fit behind it."""
+    trace = push()
+    trace.events = [
+        event._replace(t_ns=event.t_ns + 2 * MS, c=round(2.3 * MS))
+        if (event.stage, event.a) == ("step.ended", 1)
+        else event
+        for event in trace.events
+    ]
+
+    assert causes_ms(trace.answer())["step.starved"] == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize(("waited_ms", "boundary_ms"), [(0, 0), (0.9, 0), (10, 10), (30, 20)])
 def test_who_waits_in_the_cores_queue_waits_for_the_step_that_runs(waited_ms: float, boundary_ms: float) -> None:
     """P works on others from 13 to 33 while the request waits to be taken in at 33: that is not its front end."""

@@ -112,14 +112,25 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
 
 
 def _starved(made: Scene, events: list[Event]) -> list[Event]:
-    """Return the events of steps whose scheduler, now and then, had no processor before one."""
-    rng = random.Random(f"{made.number}-{len(events)}")
-    return [
+    """Return the events of steps whose scheduler or whose worker, now and then, had no processor before or in one."""
+    rng, beside = random.Random(f"{made.number}-{len(events)}"), random.Random(f"{made.number}-worker-{len(events)}")
+    found = [
         event._replace(b=int(rng.expovariate(1 / 5) * MS))
         if event.stage == "step.ended" and rng.random() < 0.3
         else event
         for event in events
     ]
+    found = [
+        event._replace(c=int(beside.expovariate(1 / 2) * MS))
+        if event.stage == "step.ended" and beside.random() < 0.2
+        else event
+        for event in found
+    ]
+    for event in events:
+        if event.stage == "step.connected" and beside.random() < 0.3:
+            forward_ns, connector_ns = (int(beside.expovariate(1 / by_ms) * MS) for by_ms in (6, 0.4))
+            found.append(event._replace(stage=stages.WORKER_STARVED.name, c=forward_ns, d=connector_ns))
+    return found
 
 
 def _whole_ids(trace: Trace, name: str) -> Trace:

@@ -115,7 +115,10 @@ def steps() -> list[tuple[str, str]]:
     coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
     coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens,
-    greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved
+    greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved,
+    greatest(0, coalesce({most("c", stages.WORKER_STARVED)}, 0)) AS lacked_f,
+    greatest(0, coalesce({most("d", stages.WORKER_STARVED)}, 0)) AS lacked_c,
+    greatest(0, coalesce({first("c", stages.STEP_ENDED)}, 0)) AS lacked_r
   FROM turned GROUP BY eno, a, turn""",
         ),
         (

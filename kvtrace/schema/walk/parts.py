@@ -155,10 +155,11 @@ def _of_split(edge: stages.Edge, when: str, since: str, name: str) -> list[Part]
         own = "ps" if side == "prefill" else "ds"
         over = f"least(greatest({own}_connected, {since}), {name})"
         began = f"greatest({since}, {over} - greatest(0, {own}_connector - {own}_ahead))"
+        lacked = f"{own}_lacked_r - greatest(0, {own}_over - {name})"
         return [
             Part(edge.cause, when, since, began),
-            Part(s.STEP_CONNECTOR, when, began, over),
-            Part(edge.cause, when, over, name),
+            *_by_processor(Part(s.STEP_CONNECTOR, when, began, over), f"{own}_lacked_c"),
+            *_by_processor(Part(edge.cause, when, over, name), lacked),
         ]
     if kind == "ride":
         return _ride(edge.cause, when, since, name)
@@ -178,6 +179,12 @@ def _of_sender(cause: stages.Cause, when: str, since: str, name: str) -> list[Pa
     ]
 
 
+def _by_processor(part: Part, lacked: str) -> list[Part]:
+    """Return a thread's part of a step, and behind it for how long it had no processor there."""
+    begin = f"greatest({part.start}, {part.end} - greatest(0, {lacked}))"
+    return [part._replace(end=begin), Part(stages.STEP_STARVED, part.when, begin, part.end)]
+
+
 def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     s = stages
     own = "ps" if side == "prefill" else "ds"
@@ -185,13 +192,14 @@ def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     runs = f"least({began} + greatest(0, {own}_ahead), {name})"
     connector = Part(s.STEP_CONNECTOR, when, began, runs)
     if side == "prefill":
-        return [Part(s.PREFILL_LAUNCH, when, since, began), connector, Part(s.PREFILL_FORWARD, when, runs, name)]
+        forward = _by_processor(Part(s.PREFILL_FORWARD, when, runs, name), f"{own}_lacked_f")
+        return [Part(s.PREFILL_LAUNCH, when, since, began), connector, *forward]
     prompt = "has_prompt"
     return [
         Part(s.DECODE_LAUNCH, when, since, began),
         connector,
-        Part(s.DECODE_PREFILL, f"{when} AND {prompt}", runs, name),
-        Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", runs, name),
+        *_by_processor(Part(s.DECODE_PREFILL, f"{when} AND {prompt}", runs, name), f"{own}_lacked_f"),
+        *_by_processor(Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", runs, name), f"{own}_lacked_f"),
     ]
 
 

@@ -35,7 +35,8 @@ _ALIKE = (
     "AND coalesce(x_rank, 0) BETWEEN 0 AND d_ranks - 1, false)"
 )
 """Each rank of P writes to its like on D, so that each write has its own notification."""
-_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "turn", "over", "ended")
+_LACKED = ("lacked_f", "lacked_c", "lacked_r")
+_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "turn", "over", "ended", *_LACKED)
 
 
 def joined() -> list[tuple[str, str]]:
@@ -210,9 +211,9 @@ _NEAR = ("b1_sched", "b1_over", "b1_turn", "b2_over", "b2_turn")
 _STEPS_KEPT = {
     "p": (
         "sched", "started", "connected", "connector", "ahead", "over", "turn", *_NEAR, "a1_sched", "a1_over",
-        "a1_turn", "a2_sched",
+        "a1_turn", "a2_sched", *_LACKED,
     ),
-    "d": ("sched", "started", "connected", "connector", "ahead", *_NEAR),
+    "d": ("sched", "started", "connected", "connector", "ahead", "over", *_LACKED, *_NEAR),
 }  # fmt: skip
 
 
