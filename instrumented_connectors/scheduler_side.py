@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors import intake
-from instrumented_connectors.starvation import starved_ns
+from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
 from kvtrace import stages
@@ -29,6 +29,7 @@ _READY = stages.READY.code
 _RELEASED = stages.PREFILL_RELEASED.code
 _STEP_SCHEDULED = stages.STEP_SCHEDULED.code
 _STEP_ENDED = stages.STEP_ENDED.code
+_RESULT_STARVED = stages.RESULT_STARVED.code
 
 _CONSIDERED_EVERY_NS = 10_000_000
 _STEPS_IN_FLIGHT = 256
@@ -223,8 +224,10 @@ class SchedulerSide:
         now, count_ns = now_ns(), starved_ns()
         if is_late and step.paused:  # of what was counted since, the step itself may have had its own length
             step.starved_ns = self._starved(step.made_ns, count_ns - (now - step.made_ns))
-        behind_ns = step.mark.starved_since_ns(now, count_ns)
-        self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, behind_ns, 0, "", now)
+        result_ns = step.mark.starved_since_ns(now, count_ns)
+        if result_ns >= WORTH_NS:
+            self._tracer.emit(_RESULT_STARVED, "", step.number, step.mark.rank, result_ns, 0, "", now)
+        self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
         self._ended_ns, self._starved_ns = now, count_ns
 
     def _starved(self, now: int, count_ns: int) -> int:

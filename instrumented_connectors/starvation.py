@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
 _FILE = "/proc/thread-self/schedstat"
 _READ_BYTES = 96
+WORTH_NS = 100_000
+"""A stretch in which a thread was without a processor for less is not worth an event."""
 
 
 class Starvation:
@@ -60,3 +63,22 @@ def starved_ns() -> int:
     0 where nobody says, so that a difference is 0 too.
     """
     return _own.kernel.starved_ns()
+
+
+class Look(NamedTuple):
+    """A moment of a thread (CLOCK_MONOTONIC), and for how long it had been without a processor until then."""
+
+    t_ns: int
+    count_ns: int
+    thread: int
+
+    @classmethod
+    def at(cls, now: int) -> Look:
+        """Return the moment `now` of the thread that calls."""
+        return cls(now, starved_ns(), threading.get_ident())
+
+    def starved_since_ns(self, before: Look) -> int:
+        """Return for how long the thread had no processor since a moment before, in ns; 0 if that was another's."""
+        if self.thread != before.thread:
+            return 0
+        return min(max(0, self.count_ns - before.count_ns), self.t_ns - before.t_ns)

@@ -20,6 +20,7 @@ class StepMark(tuple[int, int, bool]):
 
     taken_ns = 0
     taken_starved_ns = 0
+    rank = 0
     _thread = 0
     _connected_ns = 0
     _connected_starved_ns = 0
@@ -34,14 +35,15 @@ class StepMark(tuple[int, int, bool]):
         """Return whether the step's loads come behind its forward."""
         return self[2]
 
-    def connected(self, now: int, count_ns: int) -> None:
+    def connected(self, rank: int, now: int, count_ns: int) -> None:
         """Note that this thread is through with the connector's work, and what the kernel has counted for it (ns)."""
+        self.rank = rank
         self._thread, self._connected_ns, self._connected_starved_ns = threading.get_ident(), now, count_ns
 
     def starved_since_ns(self, now: int, count_ns: int) -> int:
         """Return for how long, ns, this thread had no processor since it was through with the connector's work.
 
-        0 where that was another thread, which a scheduler whose worker is another process sees.
+        0 where that was another thread: the scheduler of a worker in another process sees none of this.
         """
         if self._thread != threading.get_ident():
             return 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors import privates
 from instrumented_connectors.scheduler_side import STEP_ATTRIBUTE
-from instrumented_connectors.starvation import starved_ns
+from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Tracer, now_ns, watch
 from kvtrace import stages
@@ -19,12 +21,11 @@ _STEP_STARTED = stages.STEP_STARTED.code
 _STEP_FORWARDED = stages.STEP_FORWARDED.code
 _STEP_CONNECTED = stages.STEP_CONNECTED.code
 _WORKER_STARVED = stages.WORKER_STARVED.code
+_RESULT_STARVED = stages.RESULT_STARVED.code
 _LOAD_STARTED = stages.LOAD_STARTED.code
 _REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
 _STAGED = stages.PREFILL_STAGED.code
 _NO_MARK = StepMark((0, 0, True))
-_STARVED_LEAST_NS = 100_000
-"""A step whose thread had no processor for less says nothing of it."""
 
 
 class WorkerSide:
@@ -57,6 +58,7 @@ class WorkerSide:
         self._before_ns = 0
         self._forwarded_ns = 0
         self._count_ns = self._starved_ns = 0
+        self._has_result = False
 
     def attach(self, connector: Any) -> None:
         """Watch the connector's worker hooks."""
@@ -68,6 +70,9 @@ class WorkerSide:
         watch(connector, "get_transfer_results", tracer, before=self._behind_forward, after=self._after_results)
         watch(connector, "clear_connector_metadata", tracer, before=self._cleared)
         watch(connector, "shutdown", tracer, before=self._resolve)
+        process = getattr(sys.modules.get(privates.WORKER_MODULE), privates.WORKER_CLASS, None)
+        if process is not None:
+            watch(process, privates.WORKER_RESULT, tracer, before=self._handing_over)
 
     def _bound(self, connector_metadata: Any) -> None:
         self._resolve()
@@ -150,6 +155,16 @@ class WorkerSide:
             if self._forwarded:
                 self._count_connector()
 
+    def _handing_over(self, _process: Any, output: Any, *_args: Any) -> None:
+        """Say how long this thread had no processor since the connector's work, now that the result is made."""
+        if not self._has_result or output is None:  # a release may sample in a call of its own
+            return
+        self._has_result = False
+        now = now_ns()
+        result_ns = self._mark.starved_since_ns(now, starved_ns())
+        if result_ns >= WORTH_NS:
+            self._tracer.emit(_RESULT_STARVED, "", self._step, self._rank, result_ns, 0, "", now)
+
     def _count_forward(self, now: int) -> None:
         """Note how long this thread had no processor in the forward; of a device's forward that says nothing."""
         before_ns, self._count_ns = self._count_ns, starved_ns()
@@ -163,8 +178,9 @@ class WorkerSide:
         behind_ns = self._spent_ns - self._before_ns
         between_ns = now - self._forwarded_ns - behind_ns
         connector_ns = min(max(0, count_ns - self._count_ns - between_ns), behind_ns)
-        self._mark.connected(now, count_ns)
-        if self._starved_ns + connector_ns >= _STARVED_LEAST_NS:
+        self._mark.connected(self._rank, now, count_ns)
+        self._has_result = True
+        if self._starved_ns + connector_ns >= WORTH_NS:
             self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, self._starved_ns, connector_ns, "", now)
 
     def _resolve(self) -> None:

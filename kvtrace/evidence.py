@@ -217,7 +217,7 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         starved_ns=max(0, ended[0].b) if ended else 0,
         forward_starved_ns=max((0, *(event.c for event in starved))),
         connector_starved_ns=max((0, *(event.d for event in starved))),
-        result_starved_ns=max(0, ended[0].c) if ended else 0,
+        result_starved_ns=max((0, *(event.c for event in found.get(stages.RESULT_STARVED.name, ())))),
     )
 
 

@@ -59,8 +59,7 @@ class Step:
     `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
     `ranks` are (when it was through with the step, rank), in that order, of an engine that has several. Before it was
     made up, the scheduler's thread had been without a processor for `starved_ns`, and behind it for `starved_after_ns`.
-    A worker's thread was so in the forward and in the connector's work behind it, the most of any rank, and the thread
-    that works on the result, between the connector's work and the end.
+    A worker's was so in the forward, in the connector's work behind it and until the result was there (the worst rank).
     """
 
     step: int

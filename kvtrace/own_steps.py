@@ -85,7 +85,12 @@ def divide_tail(start_ns: int, end_ns: int, step: Step | None, sample: str) -> l
 
 
 def divide_by_processor(part: Part, starved_ns: int, step: Step) -> list[Part]:
-    """Divide a thread's part of a step: for so long, ns, it had no processor. When is not known; the end is as good."""
+    """Divide a worker's part of a step: for so long, ns, its thread had no processor."""
+    return without_processor(part, starved_ns, f"a processor for the thread that works on step {step.step}")
+
+
+def without_processor(part: Part, starved_ns: int, waited_for: str) -> list[Part]:
+    """Divide what a thread does: for so long, ns, it had no processor. When is not known; the end is as good."""
     begin_ns = max(part.start_ns, part.end_ns - max(0, starved_ns))
-    waited_for = f"a processor for the thread that works on step {step.step}"
-    return [part._replace(end_ns=begin_ns), Part(begin_ns, part.end_ns, stages.STEP_STARVED.name, waited_for)]
+    waiting = Part(begin_ns, part.end_ns, stages.PROCESSOR_WAIT.name, waited_for)
+    return [one for one in (part._replace(end_ns=begin_ns), waiting) if one.end_ns > one.start_ns]

@@ -16,7 +16,7 @@
 -- connector_share   DOUBLE   Part of all step time that the connector took, 0 to 1.
 -- starved_p99_ms    DOUBLE   99th percentile of how long the scheduler had no processor before a step, ms.
 -- starved_s         DOUBLE   Sum of that, s.
--- worker_starved_p99_ms DOUBLE 99th percentile of how long a step's own threads had no processor in it, ms.
+-- worker_starved_p99_ms DOUBLE 99th percentile of how long a worker's thread had no processor in a step, ms.
 -- worker_starved_s  DOUBLE   Sum of that, s.
 WITH told AS (
   SELECT
@@ -26,9 +26,9 @@ WITH told AS (
     quantile_cont(connector_ns, [0.5, 0.99]) AS connector,
     sum(connector_ns)::DOUBLE / nullif(sum(ended_ns - scheduled_ns), 0)::DOUBLE AS connector_share,
     quantile_cont(starved_ns, 0.99) / 1e6 AS starved_p99_ms, sum(starved_ns)::DOUBLE / 1e9 AS starved_s,
-    quantile_cont(forward_starved_ns + connector_starved_ns + coalesce(result_starved_ns, 0), 0.99) / 1e6
+    quantile_cont(forward_starved_ns + connector_starved_ns + result_starved_ns, 0.99) / 1e6
       AS worker_starved_p99_ms,
-    sum(forward_starved_ns + connector_starved_ns + coalesce(result_starved_ns, 0))::DOUBLE / 1e9 AS worker_starved_s
+    sum(forward_starved_ns + connector_starved_ns + result_starved_ns)::DOUBLE / 1e9 AS worker_starved_s
   FROM step
   WHERE ($engine IS NULL OR engine = $engine)
     AND ($from_ns IS NULL OR coalesce(scheduled_ns, started_ns) >= $from_ns)

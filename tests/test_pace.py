@@ -57,12 +57,12 @@ def test_a_step_without_a_processor_makes_no_token() -> None:
     trace = decoding(push())
     for number in range(4):
         trace.at(62.0 + 9 * number, stages.WORKER_STARVED, "", 10 + number, 0, 4 * MS, 0, process=D)
-    trace = changed(trace, stages.STEP_ENDED, lambda event: event.a >= 10, c=MS // 4)
+        trace.at(63.0 + 9 * number, stages.RESULT_STARVED, "", 10 + number, 0, MS // 4, process=D)
     one = paced(trace)["r1"]
 
     assert one.itl_ns == [9 * MS] * 4
     assert parts_ms(one) == {
-        "decode.turn": 2, "decode.launch": 2, "decode.token": 8, "decode.sample": 7, "step.starved": 17
+        "decode.turn": 2, "decode.launch": 2, "decode.token": 8, "decode.sample": 7, "processor.wait": 17
     }  # fmt: skip
 
 

@@ -242,7 +242,8 @@ def test_steps(path: Path) -> None:
                 (1, "step.started", begin + 2, "", "", step, 0, 0, 0),
                 (1, "step.forwarded", begin + 8, "", "", step, 0, 0, 0),
                 (1, "step.connected", begin + 9, "", "", step, 0, 1_000_000, 0),
-                (1, "step.ended", begin + 11, "", "", step, (step - 1) * 4_000_000, 500_000, 0),
+                (1, "step.ended", begin + 11, "", "", step, (step - 1) * 4_000_000, 0, 0),
+                (1, "step.result_starved", begin + 11, "", "", step, 0, 500_000, 0),
             )
         append_events(store, (1, "step.worker_starved", 29, "", "", 2, 0, 3_000_000, 500_000))
 

@@ -241,7 +241,7 @@ def test_a_step_says_how_long_its_result_waited_for_the_thread_that_is_the_worke
     for elsewhere in (False, True):
         made = connector.returns["build_connector_meta"] = doubles.metadata()
         connector.build_connector_meta(doubles.output({"a": 1}))
-        through = partial(made.kvtrace_step.connected, next(clock), 5_000_000)
+        through = partial(made.kvtrace_step.connected, 2, next(clock), 5_000_000)
         beside = threading.Thread(target=through)
         beside.start() if elsewhere else through()
         if elsewhere:
@@ -249,7 +249,7 @@ def test_a_step_says_how_long_its_result_waited_for_the_thread_that_is_the_worke
         counts[0] = 9_000_000
         connector.get_kv_connector_stats()
 
-    assert [event.numbers[2] for event in memory.of("step.ended")] == [4_000_000, 0]
+    assert [event.numbers for event in memory.of("step.result_starved")] == [(1, 2, 4_000_000, 0)]
 
 
 def test_a_request_says_how_long_it_was_in_the_cores_queue(

@@ -150,7 +150,8 @@ def test_a_step_joins_its_scheduler_and_all_its_workers(store: Store) -> None:
         (3, "step.connected", 11, "", "", 5, 1, 700, 100),
         (2, "step.worker_starved", 10, "", "", 5, 0, 600, 50),
         (3, "step.worker_starved", 11, "", "", 5, 1, 300, 80),
-        (1, "step.ended", 12, "", "", 5, 900, 40, 0),
+        (2, "step.result_starved", 11, "", "", 5, 0, 40, 0),
+        (1, "step.ended", 12, "", "", 5, 900, 0, 0),
         (4, "step.scheduled", 1, "", "", 5, 1, 1, 0),
     )
 

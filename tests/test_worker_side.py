@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,6 +149,34 @@ def test_a_step_says_how_long_its_thread_had_no_processor(
     assert counted[1] == 3
     stepped(connector, 8, FIRST_RUNNER, tokens=0)
     assert counted[1] == 3
+
+
+def test_a_step_says_how_long_its_result_waited_for_a_processor(
+    memory: doubles.Memory, connector: doubles.Connector, clock: list[int], counted: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """From the end of the connector's work until it is handed over, once a step; what is no result says nothing."""
+    handed: list[object] = []
+
+    class WorkerProc:
+        def handle_output(self, output: object) -> None:
+            handed.append(output)
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.executor.multiproc_executor", SimpleNamespace(WorkerProc=WorkerProc))
+    worker(memory, connector)
+    process = WorkerProc()
+    for step, lacks in ((7, 3), (8, 0)):
+        stepped(connector, step, FIRST_RUNNER)
+        process.handle_output(None)
+        forward(clock, counted, 5, lacks)
+        process.handle_output("tokens")
+        forward(clock, counted, 5, 5)
+        process.handle_output("what somebody else asked for")
+    stepped(connector, 9, FIRST_RUNNER, tokens=0)
+    process.handle_output("nothing to do")
+
+    assert [event.numbers for event in memory.of("step.result_starved")] == [(7, 1, 3_000_000, 0)]
+    assert len(handed) == 7
 
 
 def test_what_the_connector_lacks_before_the_forward_is_not_the_forwards(

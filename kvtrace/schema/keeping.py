@@ -18,7 +18,7 @@ def _listed(*names: str) -> str:
 
 _STEP_STAGES = _listed(
     "step.scheduled", "step.started", "step.forwarded", "step.connected", "step.ended",
-    "step.worker_starved",
+    "step.worker_starved", "step.result_starved",
 )  # fmt: skip
 _TRANSFER_STAGES = _listed(
     "transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done", "transfer.failed",
@@ -68,7 +68,7 @@ WITH seen AS (
     arg_min(e.b, e.t_ns) FILTER (e.stage = 'step.ended') AS starved_ns,
     coalesce(max(e.c) FILTER (e.stage = 'step.worker_starved'), 0) AS forward_starved_ns,
     coalesce(max(e.d) FILTER (e.stage = 'step.worker_starved'), 0) AS connector_starved_ns,
-    arg_min(e.c, e.t_ns) FILTER (e.stage = 'step.ended') AS result_starved_ns
+    coalesce(max(e.c) FILTER (e.stage = 'step.result_starved'), 0) AS result_starved_ns
   FROM event AS e JOIN place AS p USING (process)
   WHERE e.stage IN ({_STEP_STAGES}) AND {among}
   GROUP BY p.core, e.a

@@ -81,7 +81,7 @@ STEP = Table(
         ("starved_ns", "BIGINT", "How long the scheduler's thread could have run before it and had no processor."),
         ("forward_starved_ns", "BIGINT", "How long a worker's thread was so in its forward, the most of any rank."),
         ("connector_starved_ns", "BIGINT", "The same of the connector's work behind the forward, at least."),
-        ("result_starved_ns", "BIGINT", "The same from there to its end, where scheduler and worker are one thread."),
+        ("result_starved_ns", "BIGINT", "The same from there until its result was handed over."),
     ),
 )
 
