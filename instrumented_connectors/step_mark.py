@@ -1,9 +1,11 @@
-"""What the scheduler's side tells each worker's side about a step, and when the worker took the step up."""
+"""What the scheduler's side tells each worker's side about a step, when the worker took it up, how it was starved."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+from instrumented_connectors.starvation import starved_ns
 from instrumented_connectors.watch import now_ns
 
 
@@ -12,10 +14,16 @@ class StepMark(tuple[int, int, bool]):
 
     A worker makes its copy by unpickling it, which it does when it takes the step from its queue: no connector hook
     runs as early, and what the worker prepares before the first one belongs to the step. `taken_ns` is that moment
-    (CLOCK_MONOTONIC), 0 where scheduler and worker share a process and nothing is pickled.
+    (CLOCK_MONOTONIC), 0 where scheduler and worker share a process and nothing is pickled, and `taken_starved_ns` what
+    the kernel counted for the thread until then.
     """
 
     taken_ns = 0
+    taken_starved_ns = 0
+    rank = 0
+    _thread = 0
+    _connected_ns = 0
+    _connected_starved_ns = 0
 
     @property
     def tokens(self) -> int:
@@ -27,6 +35,20 @@ class StepMark(tuple[int, int, bool]):
         """Return whether the step's loads come behind its forward."""
         return self[2]
 
+    def connected(self, rank: int, now: int, count_ns: int) -> None:
+        """Note that this thread is through with the connector's work, and what the kernel has counted for it (ns)."""
+        self.rank = rank
+        self._thread, self._connected_ns, self._connected_starved_ns = threading.get_ident(), now, count_ns
+
+    def starved_since_ns(self, now: int, count_ns: int) -> int:
+        """Return for how long, ns, this thread had no processor since it was through with the connector's work.
+
+        0 where that was another thread: the scheduler of a worker in another process sees none of this.
+        """
+        if self._thread != threading.get_ident():
+            return 0
+        return min(max(0, count_ns - self._connected_starved_ns), now - self._connected_ns)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _taken, tuple(self)
 
@@ -34,4 +56,6 @@ class StepMark(tuple[int, int, bool]):
 def _taken(step: int, tokens: int, loads_late: bool) -> StepMark:
     mark = StepMark((step, tokens, loads_late))
     mark.taken_ns = now_ns()
+    if tokens:
+        mark.taken_starved_ns = starved_ns()
     return mark
