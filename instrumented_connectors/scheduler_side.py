@@ -146,27 +146,28 @@ class SchedulerSide:
         self._number += 1
         tokens = scheduler_output.total_num_scheduled_tokens
         late = not getattr(scheduler_output, "has_sync_kv_loads", True)
-        mark = StepMark((self._number, tokens, late))
-        setattr(metadata, STEP_ATTRIBUTE, mark)
         scheduled = scheduler_output.num_scheduled_tokens
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._preempted(request_id, now)
+        prompts = self._prompting.keys() & scheduled.keys()
+        mark = StepMark((self._number, tokens, late, bool(prompts)))
+        setattr(metadata, STEP_ATTRIBUTE, mark)
         step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting), mark)
         step.paused = not self._steps and bool(self._ended_ns) and now - self._ended_ns >= _PAUSE_NS
         if len(self._steps) == _STEPS_IN_FLIGHT:
             self._steps.clear()
         self._steps.append(step)
-        for request_id in scheduler_output.preempted_req_ids or ():
-            self._preempted(request_id, now)
-        if scheduled:
-            self._tracer_scheduled(step.number, scheduled, now)
+        if prompts:
+            self._prompts_scheduled(step.number, prompts, scheduled, now)
         if tokens or _carries_work(metadata):
             self._show(step)
             if step.paused:
                 step.starved_ns = self._starved(now, starved_ns())
 
-    def _tracer_scheduled(self, number: int, scheduled: dict[str, int], now: int) -> None:
+    def _prompts_scheduled(self, number: int, prompts: set[str], scheduled: dict[str, int], now: int) -> None:
         """Emit the requests of a step that still work on their prompt; the first output token comes with its last."""
         emit = self._tracer.emit
-        for request_id in self._prompting.keys() & scheduled.keys():
+        for request_id in prompts:
             live = self._prompting[request_id]
             request = live.request
             tokens, computed, prompt = scheduled[request_id], request.num_computed_tokens, request.num_prompt_tokens
@@ -221,8 +222,15 @@ class SchedulerSide:
         if not step.shown:
             self._ended_ns = 0  # a step that is not shown is not worth a reading, at its end or behind it
             return
-        now, count_ns = now_ns(), starved_ns()
-        if is_late and step.paused:  # of what was counted since, the step itself may have had its own length
+        now = now_ns()
+        is_late = is_late and step.paused
+        if not (is_late or step.mark.is_prompt or self._prompting or self._awaiting or not self._live):
+            # No first token waits for this step or the next one, and a reading takes 5 to 10 us behind a forward.
+            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
+            self._ended_ns = 0
+            return
+        count_ns = starved_ns()
+        if is_late:  # of what was counted since, the step itself may have had its own length
             step.starved_ns = self._starved(step.made_ns, count_ns - (now - step.made_ns))
         result_ns = step.mark.starved_since_ns(now, count_ns)
         if result_ns >= WORTH_NS:

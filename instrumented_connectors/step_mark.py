@@ -9,13 +9,13 @@ from instrumented_connectors.starvation import starved_ns
 from instrumented_connectors.watch import now_ns
 
 
-class StepMark(tuple[int, int, bool]):
-    """(step, tokens, loads come late), carried by the connector's metadata.
+class StepMark(tuple[int, int, bool, bool]):
+    """(step, tokens, loads come late, works on a prompt), carried by the connector's metadata.
 
     A worker makes its copy by unpickling it, which it does when it takes the step from its queue: no connector hook
     runs as early, and what the worker prepares before the first one belongs to the step. `taken_ns` is that moment
     (CLOCK_MONOTONIC), 0 where scheduler and worker share a process and nothing is pickled, and `taken_starved_ns` what
-    the kernel counted for the thread until then.
+    the kernel counted for the thread until then, asked only where a first token depends on the step.
     """
 
     taken_ns = 0
@@ -35,6 +35,11 @@ class StepMark(tuple[int, int, bool]):
         """Return whether the step's loads come behind its forward."""
         return self[2]
 
+    @property
+    def is_prompt(self) -> bool:
+        """Return whether the step works on a prompt, so that a first token depends on it."""
+        return self[3]
+
     def connected(self, rank: int, now: int, count_ns: int) -> None:
         """Note that this thread is through with the connector's work, and what the kernel has counted for it (ns)."""
         self.rank = rank
@@ -53,9 +58,9 @@ class StepMark(tuple[int, int, bool]):
         return _taken, tuple(self)
 
 
-def _taken(step: int, tokens: int, loads_late: bool) -> StepMark:
-    mark = StepMark((step, tokens, loads_late))
+def _taken(step: int, tokens: int, loads_late: bool, is_prompt: bool) -> StepMark:
+    mark = StepMark((step, tokens, loads_late, is_prompt))
     mark.taken_ns = now_ns()
-    if tokens:
+    if is_prompt:
         mark.taken_starved_ns = starved_ns()
     return mark

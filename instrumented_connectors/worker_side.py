@@ -25,7 +25,7 @@ _RESULT_STARVED = stages.RESULT_STARVED.code
 _LOAD_STARTED = stages.LOAD_STARTED.code
 _REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
 _STAGED = stages.PREFILL_STAGED.code
-_NO_MARK = StepMark((0, 0, True))
+_NO_MARK = StepMark((0, 0, True, False))
 
 
 class WorkerSide:
@@ -49,7 +49,7 @@ class WorkerSide:
         self._metadata: Any = None
         self._mark = _NO_MARK
         self._step = 0
-        self._has_forward = False
+        self._has_forward = self._is_prompt = False
         self._loads_late = True
         self._started_ns = 0
         self._forwarded = False
@@ -58,6 +58,7 @@ class WorkerSide:
         self._before_ns = 0
         self._forwarded_ns = 0
         self._count_ns = self._starved_ns = 0
+        self._last_ns = self._last_count_ns = 0
         self._has_result = False
 
     def attach(self, connector: Any) -> None:
@@ -81,14 +82,15 @@ class WorkerSide:
         self._metadata = connector_metadata
         mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
         self._mark = mark
-        self._step, tokens, self._loads_late = mark
+        self._step, tokens, self._loads_late, self._is_prompt = mark
         self._started_ns = mark.taken_ns or now_ns()
         self._has_forward = tokens > 0
         self._forwarded = self._shown = False
         self._spent_ns = self._before_ns = 0
         self._starved_ns = 0
-        if self._has_forward:
+        if self._is_prompt:
             self._count_ns = mark.taken_starved_ns if mark.taken_ns else starved_ns()
+        if self._has_forward:
             self._show()
 
     def _show(self) -> None:
@@ -102,7 +104,8 @@ class WorkerSide:
         if self._has_forward and not self._forwarded:
             self._forwarded = True
             self._forwarded_ns = now
-            self._count_forward(now)
+            if self._is_prompt:
+                self._count_forward(now)
             if self._device_clock is not None:
                 self._device_clock.mark(self._step)
             else:
@@ -140,7 +143,8 @@ class WorkerSide:
         self._spent_ns += spent_ns
         if self._has_forward and not self._forwarded:
             self._before_ns += spent_ns
-            self._count_ns = starved_ns()  # what the connector's work had to wait for is not the forward's
+            if self._is_prompt:
+                self._count_ns = starved_ns()  # what the connector's work had to wait for is not the forward's
 
     def _after_results(self, began_ns: int, results: Any, *_args: Any, **_kwargs: Any) -> None:
         if self._holdings.settle(results):
@@ -152,16 +156,19 @@ class WorkerSide:
         if self._shown:
             self._shown = False
             self._tracer.emit(_STEP_CONNECTED, "", self._step, self._rank, self._spent_ns, self._before_ns)
-            if self._forwarded:
+            if self._forwarded and self._is_prompt:
                 self._count_connector()
+            elif self._forwarded and self._device_clock is None:
+                self._count_step()
 
     def _handing_over(self, _process: Any, output: Any, *_args: Any) -> None:
         """Say how long this thread had no processor since the connector's work, now that the result is made."""
         if not self._has_result or output is None:  # a release may sample in a call of its own
             return
         self._has_result = False
-        now = now_ns()
-        result_ns = self._mark.starved_since_ns(now, starved_ns())
+        now, count_ns = now_ns(), starved_ns()
+        self._last_ns, self._last_count_ns = now, count_ns
+        result_ns = self._mark.starved_since_ns(now, count_ns)
         if result_ns >= WORTH_NS:
             self._tracer.emit(_RESULT_STARVED, "", self._step, self._rank, result_ns, 0, "", now)
 
@@ -179,9 +186,22 @@ class WorkerSide:
         between_ns = now - self._forwarded_ns - behind_ns
         connector_ns = min(max(0, count_ns - self._count_ns - between_ns), behind_ns)
         self._mark.connected(self._rank, now, count_ns)
+        self._last_ns, self._last_count_ns = now, count_ns
         self._has_result = True
         if self._starved_ns + connector_ns >= WORTH_NS:
             self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, self._starved_ns, connector_ns, "", now)
+
+    def _count_step(self) -> None:
+        """Say how long this thread had no processor at least in a forward that works on no prompt, by one reading.
+
+        Of what was counted since the last reading, all that lay outside of the forward may have had its own length.
+        """
+        now, count_ns = now_ns(), starved_ns()
+        last_ns, last_count_ns, self._last_ns, self._last_count_ns = self._last_ns, self._last_count_ns, now, count_ns
+        forward_ns = max(0, self._forwarded_ns - self._started_ns - self._before_ns)
+        lacked_ns = min(count_ns - last_count_ns - (now - last_ns - forward_ns), forward_ns)
+        if lacked_ns >= WORTH_NS and last_ns:
+            self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, lacked_ns, 0, "", now)
 
     def _resolve(self) -> None:
         """Emit the forwards whose device events have passed by now."""

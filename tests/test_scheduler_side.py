@@ -154,7 +154,7 @@ def test_steps_are_numbered_and_end_in_order_however_many_are_under_way(
     connector.get_kv_connector_stats()
     connector.get_kv_connector_stats()
 
-    assert [each.kvtrace_step for each in made] == [(1, 3, True), (2, 3, True)]
+    assert [each.kvtrace_step for each in made] == [(1, 3, True, False), (2, 3, True, False)]
     assert [event.numbers for event in memory.of("step.scheduled")] == [(1, 3, 2, 0), (2, 3, 2, 0)]
     assert [event.numbers[0] for event in memory.of("step.ended")] == [1, 2]
 
@@ -228,6 +228,42 @@ def test_the_kernel_is_asked_where_it_matters_only(
     told_ns = [event.numbers[1] for event in memory.of("step.ended")]
     late_ms = min(max(0, count_ms - 2), paused_ms) if behind_pause else 0
     assert told_ns == [0, told_ms * 1_000_000, late_ms * 1_000_000, 0]
+
+
+def test_steps_that_only_decode_ask_the_kernel_nothing_while_nobody_waits(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their marks tell the workers so, too. One who waits for a step, or for its KV, and an idle engine make it ask."""
+    asked = [0]
+
+    def starved_ns() -> int:
+        asked[0] += 1
+        return 0
+
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.starved_ns", starved_ns)
+    scheduler(memory, connector)
+
+    def step(work: dict[str, int]) -> tuple[bool, int]:
+        before = asked[0]
+        made = connector.returns["build_connector_meta"] = doubles.metadata()
+        connector.build_connector_meta(doubles.output(work))
+        connector.get_kv_connector_stats()
+        return made.kvtrace_step.is_prompt, asked[0] - before
+
+    first, second, third = doubles.request("a", prompt=6), doubles.request("b"), doubles.request("c", from_p())
+    connector.on_new_request(first)
+    assert step({"a": 6}) == (True, 1)
+    assert [step({"a": 1}) for _ in range(3)] == [(False, 0)] * 3
+    connector.on_new_request(second)
+    assert step({"a": 1}) == (False, 1)  # the second waits for its end
+    connector.request_finished(second, [])
+    connector.on_new_request(third)
+    connector.update_state_after_alloc(third, SimpleNamespace(blocks=([1, 2],)), 600)
+    assert step({"a": 1}) == (False, 1)  # the third for its KV
+    connector.request_finished(third, [])
+    assert step({"a": 1}) == (False, 0)
+    connector.request_finished(first, [])
+    assert step({"a": 1}) == (False, 1)  # nobody is left, and who comes next will wait for this thread
 
 
 def test_a_step_says_how_long_its_result_waited_for_the_thread_that_is_the_workers_too(

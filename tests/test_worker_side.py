@@ -38,12 +38,12 @@ def test_a_step_starts_when_the_worker_takes_it_from_its_queue(
     worker(memory, connector)
     bound = doubles.metadata()
     before_ns = time.monotonic_ns()
-    bound.kvtrace_step = pickle.loads(pickle.dumps(StepMark((7, 5, True))))  # noqa: S301 - as vLLM's queue does
+    bound.kvtrace_step = pickle.loads(pickle.dumps(StepMark((7, 5, True, True))))  # noqa: S301 - as vLLM's queue does
     after_ns = time.monotonic_ns()
     time.sleep(0.002)
     connector.bind_connector_metadata(bound)
 
-    assert tuple(bound.kvtrace_step) == (7, 5, True)
+    assert tuple(bound.kvtrace_step) == (7, 5, True, True)
     assert before_ns <= memory.of("step.started")[0].t_ns <= after_ns
 
 
@@ -134,7 +134,7 @@ def test_a_step_says_how_long_its_thread_had_no_processor(
     passes(connector, clock, counted, "start_load_kv", 4, lacks[1])
     worker(memory, connector)
     counted[0] = 50_000_000
-    mark = pickle.loads(pickle.dumps(StepMark((7, 5, True))))  # noqa: S301 - as vLLM's queue does
+    mark = pickle.loads(pickle.dumps(StepMark((7, 5, True, True))))  # noqa: S301 - as vLLM's queue does
     bound = doubles.metadata()
     bound.kvtrace_step = mark
     counted[0] += 1_000_000  # what it lacked before it was bound is the step's too
@@ -197,7 +197,7 @@ def test_what_lies_between_forward_and_connector_is_neither_ones(
     passes(connector, clock, counted, "wait_for_save", 4, 0)
     worker(memory, connector)
     bound = doubles.metadata()
-    bound.kvtrace_step = StepMark((7, 5, True))
+    bound.kvtrace_step = StepMark((7, 5, True, True))
     connector.bind_connector_metadata(bound)
     connector.start_load_kv("context")
     forward(clock, counted, 5, 7)
@@ -207,6 +207,40 @@ def test_what_lies_between_forward_and_connector_is_neither_ones(
     assert [event.numbers for event in memory.of("step.worker_starved")] == [(7, 1, 0, 2_000_000)]
 
 
+@pytest.mark.parametrize(
+    ("lacks_ms", "beside_ms", "told_ms"), [(7, 0, 4), (7, 2, 6), (2, 0, 0), (90, 0, 20)],
+    ids=["more than the rest of the step", "some of it beside", "perhaps all beside", "more than it took"],
+)  # fmt: skip
+def test_a_step_that_only_decodes_asks_once_and_tells_what_its_forward_must_have_lacked(
+    memory: doubles.Memory, connector: doubles.Connector, clock: list[int], counted: list[int], lacks_ms: int,
+    beside_ms: int, told_ms: int,
+) -> None:  # fmt: skip
+    """A forward of 20 ms; 1 ms of the connector and 2 ms between two steps may have lacked a processor as well."""
+    passes(connector, clock, counted, "start_load_kv", 1, 0)
+    worker(memory, connector)
+    for step, lacked_ms in ((7, 0), (8, lacks_ms)):
+        bound = doubles.metadata()
+        bound.kvtrace_step = StepMark((step, 5, True, False))
+        connector.bind_connector_metadata(bound)
+        forward(clock, counted, 20, lacked_ms)
+        connector.start_load_kv("context")
+        connector.clear_connector_metadata()
+        forward(clock, counted, 2, beside_ms)
+
+    told = [event.numbers for event in memory.of("step.worker_starved")]
+    assert told == ([(8, 1, told_ms * 1_000_000, 0)] if told_ms else [])
+    assert counted[1] == 2
+
+
+def test_a_step_that_only_decodes_on_a_device_asks_nothing(
+    memory: doubles.Memory, connector: doubles.Connector, counted: list[int]
+) -> None:
+    device = Device()
+    worker(memory, connector, device_clock=DeviceClock(device, device.now))
+    stepped(connector, 7, FIRST_RUNNER, prompt=False)
+    assert counted[1] == 0
+
+
 def test_a_host_thread_without_a_processor_does_not_say_that_its_device_had_no_work(
     memory: doubles.Memory, connector: doubles.Connector, clock: list[int], counted: list[int]
 ) -> None:
@@ -214,7 +248,7 @@ def test_a_host_thread_without_a_processor_does_not_say_that_its_device_had_no_w
     passes(connector, clock, counted, "wait_for_save", 4, 1)
     worker(memory, connector, device_clock=DeviceClock(device, device.now))
     bound = doubles.metadata()
-    bound.kvtrace_step = StepMark((7, 5, True))
+    bound.kvtrace_step = StepMark((7, 5, True, True))
     connector.bind_connector_metadata(bound)
     forward(clock, counted, 20, 15)
     connector.wait_for_save()
