@@ -164,10 +164,12 @@ class AgentSide:
         self._tracer.emit(
             _POST_ENDED, transfer.request, transfer.number, moved_bytes, transfer.descriptors, done, "", now
         )
-        began, transfer.look = transfer.look, Look.at(now)
-        starved_ns = transfer.look.starved_since_ns(began) if began is not None else 0
-        if starved_ns >= WORTH_NS:
-            self._tracer.emit(_POST_STARVED, transfer.request, transfer.number, starved_ns, 0, 0, "", now)
+        began = transfer.look
+        if began is not None and now - began.t_ns >= WORTH_NS:
+            transfer.look = Look.at(now)
+            starved_ns = transfer.look.starved_since_ns(began)
+            if starved_ns >= WORTH_NS:
+                self._tracer.emit(_POST_STARVED, transfer.request, transfer.number, starved_ns, 0, 0, "", now)
         if status == "ERR":
             self._fail(transfer, status)
         elif self._probe is not None and not done:

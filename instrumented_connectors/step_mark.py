@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from instrumented_connectors.starvation import starved_ns
+from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.watch import now_ns
 
 
@@ -45,13 +45,15 @@ class StepMark(tuple[int, int, bool, bool]):
         self.rank = rank
         self._thread, self._connected_ns, self._connected_starved_ns = threading.get_ident(), now, count_ns
 
-    def starved_since_ns(self, now: int, count_ns: int) -> int:
+    def starved_since_ns(self, now: int, count_ns: int | None = None) -> int:
         """Return for how long, ns, this thread had no processor since it was through with the connector's work.
 
+        `count_ns` is what the kernel has counted until now; without it the kernel is asked, if it is worth it.
         0 where that was another thread: the scheduler of a worker in another process sees none of this.
         """
-        if self._thread != threading.get_ident():
+        if self._thread != threading.get_ident() or now - self._connected_ns < WORTH_NS:
             return 0
+        count_ns = starved_ns() if count_ns is None else count_ns
         return min(max(0, count_ns - self._connected_starved_ns), now - self._connected_ns)
 
     def __reduce__(self) -> tuple[Any, ...]:

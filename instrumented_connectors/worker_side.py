@@ -166,9 +166,8 @@ class WorkerSide:
         if not self._has_result or output is None:  # a release may sample in a call of its own
             return
         self._has_result = False
-        now, count_ns = now_ns(), starved_ns()
-        self._last_ns, self._last_count_ns = now, count_ns
-        result_ns = self._mark.starved_since_ns(now, count_ns)
+        now = now_ns()
+        result_ns = self._mark.starved_since_ns(now)
         if result_ns >= WORTH_NS:
             self._tracer.emit(_RESULT_STARVED, "", self._step, self._rank, result_ns, 0, "", now)
 
@@ -181,10 +180,13 @@ class WorkerSide:
 
     def _count_connector(self) -> None:
         """Say how long this thread had no processor in the forward, and at least in the connector's work behind it."""
-        now, count_ns = now_ns(), starved_ns()
-        behind_ns = self._spent_ns - self._before_ns
-        between_ns = now - self._forwarded_ns - behind_ns
-        connector_ns = min(max(0, count_ns - self._count_ns - between_ns), behind_ns)
+        now = now_ns()
+        took_ns, behind_ns = now - self._forwarded_ns, self._spent_ns - self._before_ns
+        if took_ns < WORTH_NS:  # all of it may have been without a processor, which nobody would be told
+            count_ns, connector_ns = self._count_ns + took_ns, 0
+        else:
+            count_ns = starved_ns()
+            connector_ns = min(max(0, count_ns - self._count_ns - (took_ns - behind_ns)), behind_ns)
         self._mark.connected(self._rank, now, count_ns)
         self._last_ns, self._last_count_ns = now, count_ns
         self._has_result = True

@@ -179,6 +179,29 @@ def test_a_step_says_how_long_its_result_waited_for_a_processor(
     assert len(handed) == 7
 
 
+def test_the_kernel_is_not_asked_where_nothing_is_worth_telling(
+    memory: doubles.Memory, connector: doubles.Connector, clock: list[int], counted: list[int]
+) -> None:
+    """Of 0.08 ms of the connector's work; the result is not charged with what that may have lacked."""
+    worker(memory, connector)
+    mark = StepMark((7, 5, True, True))
+    bound = doubles.metadata()
+    bound.kvtrace_step = mark
+    connector.bind_connector_metadata(bound)
+    connector.wait_for_save()
+    clock[0] += 80_000
+    counted[0] += 70_000
+    connector.clear_connector_metadata()
+    clock[0] += 50_000
+    assert (mark.starved_since_ns(clock[0]), counted[1]) == (0, 2)
+    clock[0] += 5_000_000
+    counted[0] += 2_000_000
+
+    assert mark.starved_since_ns(clock[0]) == 1_990_000
+    assert memory.of("step.worker_starved") == []
+    assert counted[1] == 3
+
+
 def test_what_the_connector_lacks_before_the_forward_is_not_the_forwards(
     memory: doubles.Memory, connector: doubles.Connector, clock: list[int], counted: list[int]
 ) -> None:
