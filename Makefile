@@ -99,6 +99,7 @@ bench: setup ## what tracing costs: emit, ingest, attribution, checking blocks, 
 	@$(BIN)/python -m tests.bench_queries
 	@$(BIN)/python -m tests.bench_publication
 	@$(BIN)/python -m tests.bench_serving
+	@$(BIN)/python -m tests.bench_observers
 	@$(BIN)/python -m tests.bench_switched
 
 figures: setup ## measure what README and docs/costs.md tell, some 25 minutes on two cores; wants a quiet machine
@@ -108,6 +109,7 @@ figures: setup ## measure what README and docs/costs.md tell, some 25 minutes on
 	@$(BIN)/python -m tests.bench_queries --requests 1000000 --figures $(FIGURES)
 	@$(BIN)/python -m tests.bench_checks --figures $(FIGURES)
 	@$(BIN)/python -m tests.bench_publication --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_observers --figures $(FIGURES)
 	@$(BIN)/python -m tests.bench_switched --minutes 5 --figures $(FIGURES)
 	@$(MAKE) tables
 

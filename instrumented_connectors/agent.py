@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors.descriptors import Lengths, handle_key
 from instrumented_connectors.registrations import read_registration
+from instrumented_connectors.starvation import WORTH_NS, Look
 from instrumented_connectors.watch import Bounded, Forwarder, Tracer, now_ns, watch
 from kvtrace import stages
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 _PREPARED = stages.PREPARED.code
 _POST_STARTED = stages.POST_STARTED.code
 _POST_ENDED = stages.POST_ENDED.code
+_POST_STARVED = stages.POST_STARVED.code
+_NOTICE_STARVED = stages.NOTICE_STARVED.code
 _DONE = stages.TRANSFER_DONE.code
 _FAILED = stages.TRANSFER_FAILED.code
 _REGISTRATION_SENT = stages.REGISTRATION_SENT.code
@@ -26,6 +30,7 @@ _REGISTRATION_RECEIVED = stages.REGISTRATION_RECEIVED.code
 
 _REGISTRATION = b"PUSH_REG:"
 _HEARTBEAT = b"HB:"
+_AT_ONCE_NS = 100_000
 
 _numbers = itertools.count(1)
 
@@ -33,7 +38,9 @@ _numbers = itertools.count(1)
 class Transfer:
     """One transfer between the making of its descriptors and the release of its handle."""
 
-    __slots__ = ("descriptors", "indices", "last_pending_ns", "lengths", "number", "over", "polls", "request", "writes")
+    __slots__ = (
+        "descriptors", "indices", "last_pending_ns", "lengths", "look", "number", "over", "polls", "request", "writes",
+    )  # fmt: skip
 
     def __init__(self, request: str, lengths: Lengths | None, indices: Any, *, writes: bool) -> None:
         self.number = next(_numbers)
@@ -45,6 +52,7 @@ class Transfer:
         self.last_pending_ns = 0
         self.polls = 0
         self.over = False
+        self.look: Look | None = None
 
     def moved_bytes(self) -> int:
         """Return the bytes that the transfer moves, 0 where its descriptors were not seen."""
@@ -65,6 +73,7 @@ class AgentSide:
         self._made: tuple[int, Lengths] | None = None
         self._current = ("", "")
         self._sent: tuple[str, int] = ("", 0)
+        self._look: Look | None = None
         self.worked: Callable[[], None] = lambda: None
 
     def attach(self, agent: Any) -> Any:
@@ -142,7 +151,8 @@ class AgentSide:
     def _posting(self, handle: Any, *_args: Any, **_kwargs: Any) -> Transfer | None:
         transfer = self._transfers.get(handle_key(handle))
         if transfer is not None:
-            self._tracer.emit(_POST_STARTED, transfer.request, transfer.number)
+            transfer.look = Look.at(now_ns())
+            self._tracer.emit(_POST_STARTED, transfer.request, transfer.number, 0, 0, 0, "", transfer.look.t_ns)
         return transfer
 
     def _posted(self, transfer: Transfer | None, status: str, handle: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -154,6 +164,12 @@ class AgentSide:
         self._tracer.emit(
             _POST_ENDED, transfer.request, transfer.number, moved_bytes, transfer.descriptors, done, "", now
         )
+        began = transfer.look
+        if began is not None and now - began.t_ns >= WORTH_NS:
+            transfer.look = Look.at(now)
+            starved_ns = transfer.look.starved_since_ns(began)
+            if starved_ns >= WORTH_NS:
+                self._tracer.emit(_POST_STARVED, transfer.request, transfer.number, starved_ns, 0, 0, "", now)
         if status == "ERR":
             self._fail(transfer, status)
         elif self._probe is not None and not done:
@@ -172,6 +188,8 @@ class AgentSide:
         transfer.polls += 1
         if status == "PROC":
             transfer.last_pending_ns = began_ns
+            if not transfer.writes:
+                transfer.look = self._looked(began_ns)
         elif status == "DONE":
             now = now_ns()
             transfer.over = True
@@ -180,6 +198,8 @@ class AgentSide:
             )
             if transfer.writes:
                 self._holdings.written(transfer.request)
+            elif transfer.look is not None:
+                self._noticed(transfer.request, now, transfer.look, Look.at(now))
         else:
             self._fail(transfer, status)
 
@@ -213,14 +233,17 @@ class AgentSide:
         self.worked()
 
     def _notifications(self, _token: None, result: dict[str, list[bytes]], *_args: Any, **_kwargs: Any) -> None:
+        before = self._look
+        if self._holdings.is_awaiting:
+            self._looked(now_ns())
         if not result:
             return
         for messages in result.values():
             for message in messages:
-                self._notification(message)
+                self._notification(message, before)
         self.worked()
 
-    def _notification(self, message: bytes) -> None:
+    def _notification(self, message: bytes, before: Look | None) -> None:
         if message.startswith(_REGISTRATION):
             registration = read_registration(message[len(_REGISTRATION) :])
             if registration is not None:
@@ -229,7 +252,23 @@ class AgentSide:
         elif message.startswith(_HEARTBEAT):
             self._holdings.extend(message[len(_HEARTBEAT) :].decode("utf-8", "replace"))
         else:
-            self._holdings.notified(*_request_of(message))
+            request, readers = _request_of(message)
+            noticed_ns = self._holdings.notified(request, readers)
+            if noticed_ns and before is not None and self._look is not None:
+                self._noticed(request, noticed_ns, before, self._look)
+
+    def _looked(self, now: int) -> Look:
+        """Return the moment of a look: of several that follow one another at once, the first."""
+        look = self._look
+        if look is None or now - look.t_ns > _AT_ONCE_NS or look.thread != threading.get_ident():
+            look = self._look = Look.at(now)
+        return look
+
+    def _noticed(self, request: str, now: int, before: Look, look: Look) -> None:
+        """Say how long the thread that has noticed the KV had no processor since its look before."""
+        starved_ns = look.starved_since_ns(before)
+        if starved_ns >= WORTH_NS:
+            self._tracer.emit(_NOTICE_STARVED, request, self._rank, starved_ns, now - before.t_ns, 0, "", now)
 
 
 def _request_of(message: bytes | str) -> tuple[str, str]:

@@ -74,16 +74,26 @@ class Holdings:
                 held.deadline_ns = max(held.deadline_ns, now_ns() + self._extension_ns)
                 self._tracer.emit(_LEASE_EXTENDED, request_id, self._rank)
 
-    def notified(self, request_id: str, readers: str) -> None:
-        """Take in a completion notification: the request's KV has been read, or has arrived."""
+    @property
+    def is_awaiting(self) -> bool:
+        """Return whether KV is to come here."""
+        return bool(self._awaited)
+
+    def notified(self, request_id: str, readers: str) -> int:
+        """Take in a completion notification: the request's KV has been read, or has arrived.
+
+        Return when, if it was awaited here (CLOCK_MONOTONIC, ns), else 0.
+        """
+        now = now_ns()
         held = self._held.get(request_id)
         if held is not None:
             held.readers += 1
             held.read = held.readers >= (int(readers) if readers.isdecimal() else 1)
         elif request_id not in self._awaited:
-            self._tracer.emit(_ORPHANED, request_id, self._rank)
-            return
-        self._tracer.emit(_NOTIFIED, request_id, self._rank)
+            self._tracer.emit(_ORPHANED, request_id, self._rank, 0, 0, 0, "", now)
+            return 0
+        self._tracer.emit(_NOTIFIED, request_id, self._rank, 0, 0, 0, "", now)
+        return now if held is None else 0
 
     def written(self, request_id: str) -> None:
         """Note that a WRITE of the request's blocks is done."""

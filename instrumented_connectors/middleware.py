@@ -65,7 +65,8 @@ class TraceMiddleware:
         async def traced_send(message: Message) -> None:
             exchange.sending(message)
             await send(message)
-            exchange.sent(message)
+            if exchange.finishing:
+                exchange.sent(message)
 
         try:
             await self.app(scope, traced_receive, traced_send)

@@ -46,6 +46,9 @@ HAS_MAMBA = Private("_has_mamba", (), "Whether blocks hold states beside KV, whi
 CORE_MODULE, CORE_CLASS, CORE_INTAKE = "vllm.v1.engine.core", "EngineCore", "preprocess_add_request"
 """Runs on the thread that fills the core's queue: hooks see a request only when it is taken out, between steps."""
 
+WORKER_MODULE, WORKER_CLASS, WORKER_RESULT = "vllm.v1.executor.multiproc_executor", "WorkerProc", "handle_output"
+"""Where a worker hands over a step's result: no hook sees that it has sampled."""
+
 PRIVATES: tuple[Private, ...] = (
     NIXL_HANDSHAKE,
     READ_BLOCKS,

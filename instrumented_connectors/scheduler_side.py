@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from instrumented_connectors import intake
-from instrumented_connectors.starvation import Starvation
+from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
 from kvtrace import stages
@@ -29,6 +29,7 @@ _READY = stages.READY.code
 _RELEASED = stages.PREFILL_RELEASED.code
 _STEP_SCHEDULED = stages.STEP_SCHEDULED.code
 _STEP_ENDED = stages.STEP_ENDED.code
+_RESULT_STARVED = stages.RESULT_STARVED.code
 
 _CONSIDERED_EVERY_NS = 10_000_000
 _STEPS_IN_FLIGHT = 256
@@ -51,15 +52,17 @@ class _Live:
 class _Step:
     """One step between its making and the taking in of its result."""
 
-    __slots__ = ("made_ns", "number", "requests", "shown", "starved_ns", "tokens", "waiting")
+    __slots__ = ("made_ns", "mark", "number", "paused", "requests", "shown", "starved_ns", "tokens", "waiting")
 
-    def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int, starved_ns: int) -> None:
+    def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int, mark: StepMark) -> None:
         self.number = number
+        self.mark = mark
         self.made_ns = made_ns
         self.tokens = tokens
         self.requests = requests
         self.waiting = waiting
-        self.starved_ns = starved_ns
+        self.paused = False
+        self.starved_ns = 0
         self.shown = False
 
 
@@ -79,7 +82,6 @@ class SchedulerSide:
         self._steps: deque[_Step] = deque(maxlen=_STEPS_IN_FLIGHT)
         self._number = 0
         self._took_in = False
-        self._starvation = Starvation()
         self._ended_ns = self._starved_ns = 0
 
     def attach(self, connector: Any) -> None:
@@ -144,23 +146,28 @@ class SchedulerSide:
         self._number += 1
         tokens = scheduler_output.total_num_scheduled_tokens
         late = not getattr(scheduler_output, "has_sync_kv_loads", True)
-        setattr(metadata, STEP_ATTRIBUTE, StepMark((self._number, tokens, late)))
         scheduled = scheduler_output.num_scheduled_tokens
-        step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting), self._starved(now))
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._preempted(request_id, now)
+        prompts = self._prompting.keys() & scheduled.keys()
+        mark = StepMark((self._number, tokens, late, bool(prompts)))
+        setattr(metadata, STEP_ATTRIBUTE, mark)
+        step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting), mark)
+        step.paused = not self._steps and bool(self._ended_ns) and now - self._ended_ns >= _PAUSE_NS
         if len(self._steps) == _STEPS_IN_FLIGHT:
             self._steps.clear()
         self._steps.append(step)
-        for request_id in scheduler_output.preempted_req_ids or ():
-            self._preempted(request_id, now)
-        if scheduled:
-            self._tracer_scheduled(step.number, scheduled, now)
+        if prompts:
+            self._prompts_scheduled(step.number, prompts, scheduled, now)
         if tokens or _carries_work(metadata):
             self._show(step)
+            if step.paused:
+                step.starved_ns = self._starved(now, starved_ns())
 
-    def _tracer_scheduled(self, number: int, scheduled: dict[str, int], now: int) -> None:
+    def _prompts_scheduled(self, number: int, prompts: set[str], scheduled: dict[str, int], now: int) -> None:
         """Emit the requests of a step that still work on their prompt; the first output token comes with its last."""
         emit = self._tracer.emit
-        for request_id in self._prompting.keys() & scheduled.keys():
+        for request_id in prompts:
             live = self._prompting[request_id]
             request = live.request
             tokens, computed, prompt = scheduled[request_id], request.num_computed_tokens, request.num_prompt_tokens
@@ -209,17 +216,31 @@ class SchedulerSide:
         if not self._steps:
             return
         step = self._steps.popleft()
-        if took_in and not step.shown:
+        is_late = took_in and not step.shown
+        if is_late:
             self._show(step)
-        if step.shown:
-            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns)
-        self._ended_ns, self._starved_ns = now_ns(), self._starvation.starved_ns()
+        if not step.shown:
+            self._ended_ns = 0  # a step that is not shown is not worth a reading, at its end or behind it
+            return
+        now = now_ns()
+        is_late = is_late and step.paused
+        if not (is_late or step.mark.is_prompt or self._prompting or self._awaiting or not self._live):
+            # No first token waits for this step or the next one, and a reading takes 5 to 10 us behind a forward.
+            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
+            self._ended_ns = 0
+            return
+        count_ns = starved_ns()
+        if is_late:  # of what was counted since, the step itself may have had its own length
+            step.starved_ns = self._starved(step.made_ns, count_ns - (now - step.made_ns))
+        result_ns = step.mark.starved_since_ns(now, count_ns)
+        if result_ns >= WORTH_NS:
+            self._tracer.emit(_RESULT_STARVED, "", step.number, step.mark.rank, result_ns, 0, "", now)
+        self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
+        self._ended_ns, self._starved_ns = now, count_ns
 
-    def _starved(self, now: int) -> int:
-        """Return for how long, ns, this thread had no processor since the last step ended; 0 after a short pause."""
-        if self._steps or not self._ended_ns or now - self._ended_ns < _PAUSE_NS:
-            return 0
-        return min(max(0, self._starvation.starved_ns() - self._starved_ns), now - self._ended_ns)
+    def _starved(self, now: int, count_ns: int) -> int:
+        """Return for how long, ns, this thread had no processor since the last step ended, by the kernel's count."""
+        return min(max(0, count_ns - self._starved_ns), now - self._ended_ns)
 
     def _show(self, step: _Step) -> None:
         step.shown = True

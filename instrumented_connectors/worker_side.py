@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from instrumented_connectors import privates
 from instrumented_connectors.scheduler_side import STEP_ATTRIBUTE
+from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Tracer, now_ns, watch
 from kvtrace import stages
@@ -17,10 +20,12 @@ if TYPE_CHECKING:
 _STEP_STARTED = stages.STEP_STARTED.code
 _STEP_FORWARDED = stages.STEP_FORWARDED.code
 _STEP_CONNECTED = stages.STEP_CONNECTED.code
+_WORKER_STARVED = stages.WORKER_STARVED.code
+_RESULT_STARVED = stages.RESULT_STARVED.code
 _LOAD_STARTED = stages.LOAD_STARTED.code
 _REGISTRATION_QUEUED = stages.REGISTRATION_QUEUED.code
 _STAGED = stages.PREFILL_STAGED.code
-_NO_MARK = StepMark((0, 0, True))
+_NO_MARK = StepMark((0, 0, True, False))
 
 
 class WorkerSide:
@@ -42,14 +47,19 @@ class WorkerSide:
         self._device_clock = device_clock
         self._cores = cores
         self._metadata: Any = None
+        self._mark = _NO_MARK
         self._step = 0
-        self._has_forward = False
+        self._has_forward = self._is_prompt = False
         self._loads_late = True
         self._started_ns = 0
         self._forwarded = False
         self._shown = False
         self._spent_ns = 0
         self._before_ns = 0
+        self._forwarded_ns = 0
+        self._count_ns = self._starved_ns = 0
+        self._last_ns = self._last_count_ns = 0
+        self._has_result = False
 
     def attach(self, connector: Any) -> None:
         """Watch the connector's worker hooks."""
@@ -61,6 +71,9 @@ class WorkerSide:
         watch(connector, "get_transfer_results", tracer, before=self._behind_forward, after=self._after_results)
         watch(connector, "clear_connector_metadata", tracer, before=self._cleared)
         watch(connector, "shutdown", tracer, before=self._resolve)
+        process = getattr(sys.modules.get(privates.WORKER_MODULE), privates.WORKER_CLASS, None)
+        if process is not None:
+            watch(process, privates.WORKER_RESULT, tracer, before=self._handing_over)
 
     def _bound(self, connector_metadata: Any) -> None:
         self._resolve()
@@ -68,11 +81,15 @@ class WorkerSide:
             self._cores.stepped()  # this is the forward thread
         self._metadata = connector_metadata
         mark = getattr(connector_metadata, STEP_ATTRIBUTE, _NO_MARK)
-        self._step, tokens, self._loads_late = mark
+        self._mark = mark
+        self._step, tokens, self._loads_late, self._is_prompt = mark
         self._started_ns = mark.taken_ns or now_ns()
         self._has_forward = tokens > 0
         self._forwarded = self._shown = False
         self._spent_ns = self._before_ns = 0
+        self._starved_ns = 0
+        if self._is_prompt:
+            self._count_ns = mark.taken_starved_ns if mark.taken_ns else starved_ns()
         if self._has_forward:
             self._show()
 
@@ -86,6 +103,9 @@ class WorkerSide:
         now = now_ns()
         if self._has_forward and not self._forwarded:
             self._forwarded = True
+            self._forwarded_ns = now
+            if self._is_prompt:
+                self._count_forward(now)
             if self._device_clock is not None:
                 self._device_clock.mark(self._step)
             else:
@@ -123,6 +143,8 @@ class WorkerSide:
         self._spent_ns += spent_ns
         if self._has_forward and not self._forwarded:
             self._before_ns += spent_ns
+            if self._is_prompt:
+                self._count_ns = starved_ns()  # what the connector's work had to wait for is not the forward's
 
     def _after_results(self, began_ns: int, results: Any, *_args: Any, **_kwargs: Any) -> None:
         if self._holdings.settle(results):
@@ -134,6 +156,54 @@ class WorkerSide:
         if self._shown:
             self._shown = False
             self._tracer.emit(_STEP_CONNECTED, "", self._step, self._rank, self._spent_ns, self._before_ns)
+            if self._forwarded and self._is_prompt:
+                self._count_connector()
+            elif self._forwarded and self._device_clock is None:
+                self._count_step()
+
+    def _handing_over(self, _process: Any, output: Any, *_args: Any) -> None:
+        """Say how long this thread had no processor since the connector's work, now that the result is made."""
+        if not self._has_result or output is None:  # a release may sample in a call of its own
+            return
+        self._has_result = False
+        now = now_ns()
+        result_ns = self._mark.starved_since_ns(now)
+        if result_ns >= WORTH_NS:
+            self._tracer.emit(_RESULT_STARVED, "", self._step, self._rank, result_ns, 0, "", now)
+
+    def _count_forward(self, now: int) -> None:
+        """Note how long this thread had no processor in the forward; of a device's forward that says nothing."""
+        before_ns, self._count_ns = self._count_ns, starved_ns()
+        if self._device_clock is None:
+            began_ns = self._started_ns + self._before_ns
+            self._starved_ns = min(max(0, self._count_ns - before_ns), max(0, now - began_ns))
+
+    def _count_connector(self) -> None:
+        """Say how long this thread had no processor in the forward, and at least in the connector's work behind it."""
+        now = now_ns()
+        took_ns, behind_ns = now - self._forwarded_ns, self._spent_ns - self._before_ns
+        if took_ns < WORTH_NS:  # all of it may have been without a processor, which nobody would be told
+            count_ns, connector_ns = self._count_ns + took_ns, 0
+        else:
+            count_ns = starved_ns()
+            connector_ns = min(max(0, count_ns - self._count_ns - (took_ns - behind_ns)), behind_ns)
+        self._mark.connected(self._rank, now, count_ns)
+        self._last_ns, self._last_count_ns = now, count_ns
+        self._has_result = True
+        if self._starved_ns + connector_ns >= WORTH_NS:
+            self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, self._starved_ns, connector_ns, "", now)
+
+    def _count_step(self) -> None:
+        """Say how long this thread had no processor at least in a forward that works on no prompt, by one reading.
+
+        Of what was counted since the last reading, all that lay outside of the forward may have had its own length.
+        """
+        now, count_ns = now_ns(), starved_ns()
+        last_ns, last_count_ns, self._last_ns, self._last_count_ns = self._last_ns, self._last_count_ns, now, count_ns
+        forward_ns = max(0, self._forwarded_ns - self._started_ns - self._before_ns)
+        lacked_ns = min(count_ns - last_count_ns - (now - last_ns - forward_ns), forward_ns)
+        if lacked_ns >= WORTH_NS and last_ns:
+            self._tracer.emit(_WORKER_STARVED, "", self._step, self._rank, lacked_ns, 0, "", now)
 
     def _resolve(self) -> None:
         """Emit the forwards whose device events have passed by now."""

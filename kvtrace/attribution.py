@@ -10,6 +10,7 @@ from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
 from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, Prefix, Process, Request, Segment
 from kvtrace.modes import PULL, PUSH
+from kvtrace.splits import TO_NOTICE
 from kvtrace.verdict import ENDS_EARLY
 
 # Who tells the prompt's length, without and with a stand-in on D, whose length is not the prompt's.
@@ -115,7 +116,8 @@ def _transfer_bounds(
     if graph.transfer is None:
         return transfer_ns, transfer_ns + _unseen_ns(request, graph, segments)
     arrived = graph.points.get(stages.ARRIVED.name)
-    detection_end_ns = max((s.end_ns for s in segments if s.cause == stages.DETECTION.name), default=0)
+    unnoticed = (s for s in segments if s.cause == stages.DETECTION.name or s.waited_for == TO_NOTICE)
+    detection_end_ns = max((s.end_ns for s in unnoticed), default=0)
     on_path = any(stages.CAUSE_BY_NAME[s.cause].kind is stages.Class.TRANSFER for s in segments) or detection_end_ns
     if arrived is None or not on_path:
         return transfer_ns, transfer_ns

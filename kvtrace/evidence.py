@@ -200,6 +200,7 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
     started = found.get(stages.STEP_STARTED.name, ())
     connected = found.get(stages.STEP_CONNECTED.name, ())
     ended = found.get(stages.STEP_ENDED.name, ())
+    starved = found.get(stages.WORKER_STARVED.name, ())
     slowest = max(connected, key=_connector_ns) if connected else None
     return Step(
         step=number,
@@ -215,6 +216,9 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         slowest=slowest.process if slowest is not None else 0,
         ranks=tuple(sorted((event.t_ns, event.b) for event in connected)) if several else (),
         starved_ns=max(0, ended[0].b) if ended else 0,
+        forward_starved_ns=max((0, *(event.c for event in starved))),
+        connector_starved_ns=max((0, *(event.d for event in starved))),
+        result_starved_ns=max((0, *(event.c for event in found.get(stages.RESULT_STARVED.name, ())))),
     )
 
 

@@ -59,6 +59,7 @@ class Step:
     `connector_ns` is the longest that a rank's connector took on the forward thread, in the process `slowest`.
     `ranks` are (when it was through with the step, rank), in that order, of an engine that has several. Before it was
     made up, the scheduler's thread had been without a processor for `starved_ns`, and behind it for `starved_after_ns`.
+    A worker's was so in the forward, in the connector's work behind it and until the result was there (the worst rank).
     """
 
     step: int
@@ -75,6 +76,9 @@ class Step:
     ranks: tuple[tuple[int, int], ...] = ()
     starved_ns: int = 0
     starved_after_ns: int = 0
+    forward_starved_ns: int = 0
+    connector_starved_ns: int = 0
+    result_starved_ns: int = 0
 
 
 class Handshake(NamedTuple):

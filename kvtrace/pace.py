@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtrace import division, stages
+from kvtrace import division, own_steps, stages
 from kvtrace.division import Part
 from kvtrace.evidence import Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
@@ -92,9 +92,9 @@ def _divide(step: Step, at_ns: int, *, is_own: bool) -> list[Part]:
     parts += [
         Part(made_ns, started_ns, stages.DECODE_LAUNCH.name, ""),
         Part(started_ns, began_ns, stages.STEP_CONNECTOR.name, ""),
-        Part(began_ns, forwarded_ns, forward.name, ""),
+        *own_steps.divide_by_processor(Part(began_ns, forwarded_ns, forward.name, ""), step.forward_starved_ns, step),
     ]
-    return parts + division.divide_tail(forwarded_ns, end_ns, step, stages.DECODE_SAMPLE.name)
+    return parts + own_steps.divide_tail(forwarded_ns, end_ns, step, stages.DECODE_SAMPLE.name)
 
 
 def extension_ns(step: Step) -> tuple[int, int]:

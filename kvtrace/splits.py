@@ -1,12 +1,12 @@
 """How the time of one edge splits: the evidence that the edge's `split` asks for, and the parts that it gives.
 
 The vocabulary says of an edge only by what it divides; here is found what of that was recorded around this request.
-How a wait divides once its evidence is at hand is `kvtrace.division`.
+How a wait divides once its evidence is at hand is `kvtrace.division`, how own steps do is `kvtrace.own_steps`.
 """
 
 from __future__ import annotations
 
-from kvtrace import division, stages
+from kvtrace import division, own_steps, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
@@ -17,6 +17,8 @@ _NO_POSTS = Posts()
 JOIN_NS = 10_000_000
 AFTER_REPLY = "P's reply, after which the answer went on"
 SENT_LATE = "the router to send the decode leg"
+TO_POST = "a processor for the thread that posts"
+TO_NOTICE = "a processor for D's thread that looks for the KV"
 
 
 def divide(
@@ -33,7 +35,33 @@ def divide(
     if graph.last_rank and edge.after.name in _RANKED:
         waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
+    if edge.cause in (stages.POST, stages.DETECTION):
+        told = TO_POST if edge.cause is stages.POST else TO_NOTICE
+        return own_steps.without_processor(whole, _starved_ns(edge, whole, graph, request), told)
     return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
+
+
+def _starved_ns(edge: stages.Edge, whole: Part, graph: Graph, request: Request) -> int:
+    """Return for how long at least the thread that posts, or looks for the KV, had no processor meanwhile, in ns.
+
+    What was counted over a longer time than this stretch may lie outside of it.
+    """
+    if edge.cause is stages.POST:
+        post = graph.transfer
+        if post is None:
+            return 0
+        events = request.events.get(stages.POST_STARVED.name, ())
+        counted_ns = max((one.b for one in events if (one.process, one.a) == (post.process, post.number)), default=0)
+        return counted_ns - max(0, post.post_ended_ns - whole.end_ns)
+    notice = graph.points[edge.after.name]
+    return max(
+        (
+            one.b - max(0, one.c - (whole.end_ns - whole.start_ns))
+            for one in request.events.get(stages.NOTICE_STARVED.name, ())
+            if (one.process, one.t_ns) == (notice.process, notice.t_ns)
+        ),
+        default=0,
+    )
 
 
 def _divide_by_evidence(
@@ -58,10 +86,10 @@ def _divide_by_evidence(
         return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return division.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+        return own_steps.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
     if what == "tail":
         steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return division.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+        return own_steps.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
     return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
 
 

@@ -7,81 +7,12 @@ renumbered and never reused. Standard library only, since engine processes impor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Where(StrEnum):
-    """The process kind in which a point is stamped."""
-
-    CLIENT = "client"
-    ROUTER = "router"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    TRANSFER = "transfer"
-    ENGINE = "engine"
-    PROCESS = "process"
-
-
-class Class(StrEnum):
-    """What a request was doing: the three answers, compute told apart as run and queue, and no answer."""
-
-    RUN = "compute.run"
-    QUEUE = "compute.queue"
-    COORDINATION = "coordination"
-    TRANSFER = "transfer"
-    UNATTRIBUTED = "unattributed"
-
-    @property
-    def answer(self) -> str:
-        """Return the coarse class: compute, coordination, transfer or unattributed."""
-        return self.value.partition(".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One payload field of a stage: its slot on the wire (a, b, c, d or ref), name, unit, sentence."""
-
-    slot: str
-    name: str
-    unit: str
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A finer name for a segment: its class, where the time passed, a sentence, what usually helps, else by mode."""
-
-    name: str
-    kind: Class
-    where: Where
-    doc: str
-    remedy: str
-    push: str = ""
-    pull: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One point in time: code on the wire, name everywhere else."""
-
-    code: int
-    name: str
-    where: Where
-    doc: str
-    fields: tuple[Field, ...] = ()
-    derived: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A dependency: `after` waits for `before`, charged to `cause`; `split` (of `kvtrace.splits`) divides it further."""
-
-    before: Stage
-    after: Stage
-    cause: Cause
-    split: str = ""
-
+from kvtrace.kinds import Cause as Cause
+from kvtrace.kinds import Class as Class
+from kvtrace.kinds import Edge as Edge
+from kvtrace.kinds import Field as Field
+from kvtrace.kinds import Stage as Stage
+from kvtrace.kinds import Where as Where
 
 _causes: list[Cause] = []
 _stages: list[Stage] = []
@@ -132,6 +63,7 @@ PREFILL_LAUNCH = _cause("prefill.launch", Class.COORDINATION, Where.PREFILL, "A 
 PREFILL_FORWARD = _cause("prefill.forward", Class.RUN, Where.PREFILL, "A forward step on P works on the prompt.", _MORE)
 PREFILL_SAMPLE = _cause("prefill.sample", Class.RUN, Where.PREFILL, "The same step on P samples and P's scheduler takes in the result.", _MORE)
 PREFILL_OTHERS = _cause("prefill.others", Class.QUEUE, Where.PREFILL, "Between the request's own chunks P runs steps that work on other requests.", _MORE)
+PROCESSOR_WAIT = _cause("processor.wait", Class.COORDINATION, Where.ENGINE, "A thread that works on the request could have run and had no processor: in a step, a post, or until it looked for the KV.", "cores that nobody else wants: fewer threads and processes beside the engine, other pinning")
 STEP_CONNECTOR = _cause("step.connector", Class.COORDINATION, Where.ENGINE, "The connector works on the forward thread inside a step that works on the request.", "less connector work inside steps, another connector", push="read notifications off the forward thread, another connector", pull="move posting off the forward thread, another connector")
 PREFILL_REPLY = _cause("prefill.reply", Class.COORDINATION, Where.PREFILL, "P's reply is on its way back to the router.", _NET)
 DECODE_HOP = _cause("decode.hop", Class.COORDINATION, Where.DECODE, "The decode leg is on its way to D's HTTP server.", _NET)
@@ -244,6 +176,8 @@ POST_ENDED = _stage(96, "transfer.post_ended", Where.TRANSFER, "The call that po
 TRANSFER_DONE = _stage(97, "transfer.done", Where.TRANSFER, "A poll by the side that drives the transfer says done.", _XFER, Field("b", "last_pending_ns", "ns", "Monotonic time of the last poll that said in progress, 0 if none."), Field("c", "polls", "", "Polls made."))
 TRANSFER_FAILED = _stage(98, "transfer.failed", Where.TRANSFER, "The transfer failed.", _XFER, Field("ref", "reason", "", "What NIXL said."))
 NOTIFIED = _stage(99, "transfer.notified", Where.TRANSFER, "A worker reads the other side's completion notification; the request id is the reader's own.", _RANK)
+POST_STARVED = _stage(102, "transfer.post_starved", Where.TRANSFER, "For a tenth of a millisecond or more of a post its thread could have run and had no processor, as the kernel counts.", _XFER, Field("b", "starved_ns", "ns", "Without a processor, of the time from transfer.post_started to here."))
+NOTICE_STARVED = _stage(103, "transfer.notice_starved", Where.TRANSFER, "The same of a thread of D until it noticed that the KV has come; stamped as transfer.done or transfer.notified is.", _RANK, Field("b", "starved_ns", "ns", "Without a processor, since its look before."), Field("c", "since_ns", "ns", "Time since that look."))
 PROBED = _stage(100, "transfer.probed", Where.TRANSFER, "The probe thread saw the transfer done.", _XFER, Field("b", "last_pending_ns", "ns", "Monotonic time of its last poll that said in progress."))
 ORPHANED = _stage(101, "notification.orphaned", Where.TRANSFER, "A notification names a request that the worker does not know.", _RANK)
 
@@ -251,7 +185,9 @@ STEP_SCHEDULED = _stage(110, "step.scheduled", Where.ENGINE, "The scheduler has 
 STEP_STARTED = _stage(111, "step.started", Where.ENGINE, "A worker begins the step.", _STEP, Field("b", "rank", "", "Rank of the worker."))
 STEP_FORWARDED = _stage(112, "step.forwarded", Where.ENGINE, "The step's forward has ended on a worker (on a GPU: its event has passed).", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "asynchronous", "", "1 if stamped by a device event."))
 STEP_CONNECTED = _stage(113, "step.connected", Where.ENGINE, "The connector's work of the step on the forward thread is over.", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "connector_ns", "ns", "Time the connector took on the forward thread in this step."), Field("d", "before_forward_ns", "ns", "The part of it before the forward."))
-STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in the step's result.", _STEP, Field("b", "starved_ns", "ns", "For how long the scheduler's thread, since the step before, could have run and had no processor; 0 where the kernel does not say."))
+STEP_ENDED = _stage(114, "step.ended", Where.ENGINE, "The scheduler has taken in the step's result.", _STEP, Field("b", "starved_ns", "ns", "For how long the scheduler's thread, since the step before, could have run and had no processor; 0 where the kernel does not say, and where that step was not shown."))
+WORKER_STARVED = _stage(115, "step.worker_starved", Where.ENGINE, "For a tenth of a millisecond or more of a step's part a worker's forward thread could have run and had no processor, as the kernel counts.", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "forward_starved_ns", "ns", "Without a processor in the forward; 0 where a device computes."), Field("d", "connector_starved_ns", "ns", "Without a processor in the connector's work behind the forward, at least."))
+RESULT_STARVED = _stage(116, "step.result_starved", Where.ENGINE, "The same of the time from the end of the connector's work until the worker handed over the step's result; where scheduler and worker are one thread, until that took it in.", _STEP, Field("b", "rank", "", "Rank of the worker."), Field("c", "result_starved_ns", "ns", "Without a processor in that time."))
 
 SENDER_WOKE = _stage(120, "sender.woke", Where.ENGINE, "The sender thread wakes.", Field("a", "slept_ns", "ns", "How long it slept."), Field("b", "queue_length", "", "Work waiting for it."), Field("c", "signal_delay_ns", "ns", "Time since it was signalled, 0 if it woke by itself."))
 SENDER_SLEPT = _stage(121, "sender.slept", Where.ENGINE, "The sender thread goes to sleep.", Field("a", "busy_ns", "ns", "How long it was awake."), Field("b", "queue_length", "", "Work left, which it waits for others to complete."))

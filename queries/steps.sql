@@ -16,6 +16,8 @@
 -- connector_share   DOUBLE   Part of all step time that the connector took, 0 to 1.
 -- starved_p99_ms    DOUBLE   99th percentile of how long the scheduler had no processor before a step, ms.
 -- starved_s         DOUBLE   Sum of that, s.
+-- worker_starved_p99_ms DOUBLE 99th percentile of how long a worker's thread had no processor in a step, ms.
+-- worker_starved_s  DOUBLE   Sum of that, s.
 WITH told AS (
   SELECT
     engine, count(*) AS steps, avg(tokens) AS tokens_per_step, avg(requests) AS requests_per_step,
@@ -23,7 +25,10 @@ WITH told AS (
     quantile_cont(forwarded_ns - started_ns, 0.5) / 1e6 AS forward_p50_ms,
     quantile_cont(connector_ns, [0.5, 0.99]) AS connector,
     sum(connector_ns)::DOUBLE / nullif(sum(ended_ns - scheduled_ns), 0)::DOUBLE AS connector_share,
-    quantile_cont(starved_ns, 0.99) / 1e6 AS starved_p99_ms, sum(starved_ns)::DOUBLE / 1e9 AS starved_s
+    quantile_cont(starved_ns, 0.99) / 1e6 AS starved_p99_ms, sum(starved_ns)::DOUBLE / 1e9 AS starved_s,
+    quantile_cont(forward_starved_ns + connector_starved_ns + result_starved_ns, 0.99) / 1e6
+      AS worker_starved_p99_ms,
+    sum(forward_starved_ns + connector_starved_ns + result_starved_ns)::DOUBLE / 1e9 AS worker_starved_s
   FROM step
   WHERE ($engine IS NULL OR engine = $engine)
     AND ($from_ns IS NULL OR coalesce(scheduled_ns, started_ns) >= $from_ns)
@@ -33,6 +38,6 @@ WITH told AS (
 SELECT
   engine, steps, tokens_per_step, requests_per_step, step[1] / 1e6 AS step_p50_ms, step[2] / 1e6 AS step_p99_ms,
   forward_p50_ms, connector[1] / 1e3 AS connector_p50_us, connector[2] / 1e3 AS connector_p99_us, connector_share,
-  starved_p99_ms, starved_s
+  starved_p99_ms, starved_s, worker_starved_p99_ms, worker_starved_s
 FROM told
 ORDER BY engine

@@ -65,11 +65,11 @@ def awake(lab: stack.Lab) -> Iterator[None]:
         signal_all(lab, signal.SIGSTOP)
 
 
-def ask(lab: stack.Lab, requests: int, seed: int) -> workload.Result:
+def ask(lab: stack.Lab, requests: int, seed: int, output_len: int = OUTPUT_LEN) -> workload.Result:
     """Ask a deployment, one request after the other; end the bench where a request fails."""
     result = workload.run(
         lab.url, quiet=True, requests=requests, rate_qps=math.inf, concurrency=CONCURRENCY,
-        input_len=INPUT_LEN, output_len=OUTPUT_LEN, seed=seed,
+        input_len=INPUT_LEN, output_len=output_len, seed=seed,
     )  # fmt: skip
     failed = [record.error for record in result.records if record.error]
     if failed:

@@ -44,11 +44,12 @@ def from_p() -> dict[str, Any]:
 
 
 def stepped(
-    connector: doubles.Connector, step: int, order: tuple[str, ...], tokens: int = 5, late: bool = True, **fields: Any
-) -> None:
+    connector: doubles.Connector, step: int, order: tuple[str, ...], tokens: int = 5, late: bool = True,
+    prompt: bool = True, **fields: Any,
+) -> None:  # fmt: skip
     """Run one step through a worker's connector, its hooks in the given order."""
     bound = doubles.metadata(**fields)
-    bound.kvtrace_step = StepMark((step, tokens, late))
+    bound.kvtrace_step = StepMark((step, tokens, late, prompt and tokens > 0))
     connector.bind_connector_metadata(bound)
     for name in order:
         getattr(connector, name)(*(["context"] if name == "start_load_kv" else []))

@@ -51,6 +51,80 @@ def test_a_read_is_bracketed_by_its_polls_and_its_bytes_need_no_telemetry(memory
     assert inner.released == [handle]
 
 
+@pytest.fixture
+def count_ms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time and the kernel's count for the thread, both in ms, and the readings so far: a test sets them."""
+    state = [1_000.0, 50.0, 0.0]
+
+    def starved_ns() -> int:
+        state[2] += 1
+        return int(state[1] * 1_000_000)
+
+    monkeypatch.setattr("instrumented_connectors.starvation.starved_ns", starved_ns)
+    for module in ("agent", "holdings"):
+        monkeypatch.setattr(f"instrumented_connectors.{module}.now_ns", lambda: int(state[0] * 1_000_000))
+    return state
+
+
+def test_a_read_says_how_long_its_thread_had_no_processor(
+    memory: doubles.Memory, monkeypatch: pytest.MonkeyPatch, count_ms: list[float]
+) -> None:
+    """4 of 5 ms of the post, 3 of the 20 since the last poll; what was so before that poll is not said."""
+    side, proxy, inner = agent(memory)
+    inner.states = ["PROC", "DONE"]
+    side.enter("r", REMOTE)
+    handle = read(proxy)
+    post = inner.transfer
+
+    def slow(handle: Any) -> str:
+        count_ms[0] += 5
+        count_ms[1] += 4
+        return str(post(handle))
+
+    monkeypatch.setattr(inner, "transfer", slow)
+    proxy = side.attach(inner)  # which calls the slow one from now on
+    proxy.transfer(handle)
+    for ms, lacks in ((10, 9), (20, 3)):
+        count_ms[0] += ms
+        count_ms[1] += lacks
+        proxy.check_xfer_state(handle)
+
+    number = memory.events[0].numbers[0]
+    (post_ended,), (done,) = memory.of("transfer.post_ended"), memory.of("transfer.done")
+    posted, noticed = memory.of("transfer.post_starved"), memory.of("transfer.notice_starved")
+    assert [(one.request, one.numbers, one.t_ns) for one in posted] == [
+        ("r", (number, 4_000_000, 0, 0), post_ended.t_ns)
+    ]  # fmt: skip
+    assert [(one.request, one.numbers, one.t_ns) for one in noticed] == [
+        ("r", (1, 3_000_000, 20_000_000, 0), done.t_ns)
+    ]
+    assert count_ms[2] == 4
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["awaited", "held"])
+def test_a_notification_says_how_long_its_reader_had_no_processor(
+    memory: doubles.Memory, count_ms: list[float], held: bool
+) -> None:
+    """Since its look before; of KV that it waits for, not of blocks that it holds; looks for nothing cost nothing."""
+    holdings = Holdings(memory, 1, 20)
+    _, proxy, inner = agent(memory, holdings)
+    proxy.get_new_notifs()
+    assert count_ms[2] == 0
+    request = {"reqs_in_batch": {"r"}} if held else {"reqs_to_recv": {"r": doubles.meta()}}
+    holdings.take(doubles.metadata(**request))
+    proxy.get_new_notifs()
+    proxy.get_new_notifs()  # at once
+    count_ms[0] += 8
+    count_ms[1] += 6
+    inner.notifications = {"P": [b"r:1"]}
+    proxy.get_new_notifs()
+
+    (notified,) = memory.of("transfer.notified")
+    told = [(one.request, one.numbers, one.t_ns) for one in memory.of("transfer.notice_starved")]
+    assert told == ([] if held else [("r", (1, 6_000_000, 8_000_000, 0), notified.t_ns)])
+    assert count_ms[2] == (0 if held else 2)
+
+
 def test_a_small_transfer_that_comes_back_done_has_no_pending_poll(memory: doubles.Memory) -> None:
     _, proxy, inner = agent(memory)
     inner.post, inner.states = "DONE", ["DONE"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvtrace import stages
+from kvtrace.model import Event
 from tests.trace import JITTER_BYTES, MS, causes_ms, check_tiles, jittered, pull, push
 
 
@@ -17,16 +20,33 @@ from tests.trace import JITTER_BYTES, MS, causes_ms, check_tiles, jittered, pull
     noise=st.binary(min_size=JITTER_BYTES, max_size=JITTER_BYTES),
     dropped=st.sets(st.integers(0, 60), max_size=25),
     doubled=st.sets(st.integers(0, 60), max_size=10),
+    lacked_ms=st.integers(-1, 30),
 )
 def test_segments_tile_and_shares_sum_whatever_happens(
-    mode: str, noise: bytes, dropped: set[int], doubled: set[int]
+    mode: str, noise: bytes, dropped: set[int], doubled: set[int], lacked_ms: int
 ) -> None:
-    """Missing, doubled, shuffled, displaced events: the segments tile, the shares sum, the bracket holds."""
+    """Missing, doubled, shuffled, displaced events, no processor: segments tile, shares sum, the bracket holds."""
     trace = push() if mode == "push" else pull()
     events = jittered(trace.events, noise)
     trace.events = [event for index, event in enumerate(events) if index not in dropped]
     trace.events += [event for index, event in enumerate(events) if index in doubled]
     check_tiles(trace)
+    trace.events += [told for event in trace.events for told in _without_processor(event, lacked_ms * MS)]
+    check_tiles(trace)
+
+
+def _without_processor(event: Event, ns: int) -> Iterator[Event]:
+    """Yield what is said where the thread behind the event had no processor for so long, ns."""
+    told = {
+        "step.connected": (stages.WORKER_STARVED, event.a, 0, ns, ns),
+        "step.ended": (stages.RESULT_STARVED, event.a, 0, ns, 0),
+        "transfer.post_ended": (stages.POST_STARVED, event.a, ns, 0, 0),
+        "transfer.done": (stages.NOTICE_STARVED, 0, ns, 2 * ns, 0),
+        "transfer.notified": (stages.NOTICE_STARVED, 0, ns, ns, 0),
+    }.get(event.stage)  # fmt: skip
+    if told is not None:
+        stage, *numbers = told
+        yield Event(event.t_ns, stage.name, event.process, event.request, "", *numbers)
 
 
 @settings(max_examples=50, deadline=None)

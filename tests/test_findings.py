@@ -17,7 +17,7 @@ from tests.field.published import joined
 from tests.field.scenes import engines_only, renamed, repeated, unanswered
 from tests.test_analyze import fill
 from tests.test_pace import decoding
-from tests.trace import MS, Trace, pull, push
+from tests.trace import MS, P, Trace, pull, push
 
 REQUESTS = 24
 LAPSE_MS = 500.0
@@ -73,7 +73,13 @@ def _posted(name: str) -> Trace:
     return pull(name).shifted(39.5, 40)
 
 
+def _without_core(name: str) -> Trace:
+    """P's forward takes 40 ms longer, for which its thread has no processor."""
+    return push(4, name).shifted(20, 40).at(70.5, stages.WORKER_STARVED, "", 1, 0, 40 * MS, 0, process=P)
+
+
 FAULTS = {
+    "processor.wait": _without_core,
     "registration.late": _late,
     "router.waits": _sequential,
     "stage.wait": _staged,

@@ -54,6 +54,20 @@ def test_connector_work_before_the_forward_extends_the_step() -> None:
     assert parts_ms(one)["decode.token"] == 16
 
 
+def test_a_step_without_a_processor_makes_no_token() -> None:
+    """Of each forward of 6 ms the worker's thread had none for 4, and of the time to take in for a quarter of 1."""
+    trace = decoding(push())
+    for number in range(4):
+        trace.at(62.0 + 9 * number, stages.WORKER_STARVED, "", 10 + number, 0, 4 * MS, 0, process=D)
+        trace.at(63.0 + 9 * number, stages.RESULT_STARVED, "", 10 + number, 0, MS // 4, process=D)
+    one = paced(trace)["r1"]
+
+    assert one.itl_ns == [9 * MS] * 4
+    assert parts_ms(one) == {
+        "decode.turn": 2, "decode.launch": 2, "decode.token": 8, "decode.sample": 7, "processor.wait": 17
+    }  # fmt: skip
+
+
 def test_work_beside_an_asynchronous_forward_extends_nothing() -> None:
     """The connector worked for 3 ms while the device still computed: it took time there and cost none."""
     trace = push()

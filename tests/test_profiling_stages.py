@@ -100,7 +100,7 @@ def test_the_stages_are_documented_with_their_class() -> None:
 def test_the_forward_lasts_to_the_first_hook_behind_it(found: Recording, late: bool) -> None:
     """Loads that must come first are in the forward's time, and give the thread back to it."""
     connector = attached(found)
-    metadata = SimpleNamespace(**{STEP_ATTRIBUTE: StepMark((1, 600, late))})
+    metadata = SimpleNamespace(**{STEP_ATTRIBUTE: StepMark((1, 600, late, True))})
 
     connector.bind_connector_metadata(metadata)
     assert found.present == ["forward"]
@@ -108,7 +108,7 @@ def test_the_forward_lasts_to_the_first_hook_behind_it(found: Recording, late: b
     assert found.present == ([] if late else ["forward"])
     connector.wait_for_save()
     assert found.present == []
-    connector.bind_connector_metadata(SimpleNamespace(**{STEP_ATTRIBUTE: StepMark((2, 0, late))}))
+    connector.bind_connector_metadata(SimpleNamespace(**{STEP_ATTRIBUTE: StepMark((2, 0, late, False))}))
     assert found.present == []
 
 

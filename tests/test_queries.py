@@ -243,7 +243,9 @@ def test_steps(path: Path) -> None:
                 (1, "step.forwarded", begin + 8, "", "", step, 0, 0, 0),
                 (1, "step.connected", begin + 9, "", "", step, 0, 1_000_000, 0),
                 (1, "step.ended", begin + 11, "", "", step, (step - 1) * 4_000_000, 0, 0),
+                (1, "step.result_starved", begin + 11, "", "", step, 0, 500_000, 0),
             )
+        append_events(store, (1, "step.worker_starved", 29, "", "", 2, 0, 3_000_000, 500_000))
 
     row = ask(path, "steps")[0]
 
@@ -251,6 +253,7 @@ def test_steps(path: Path) -> None:
     assert (row["step_p50_ms"], row["forward_p50_ms"], row["connector_p50_us"]) == (10.0, 6.0, 1000.0)
     assert row["connector_share"] == pytest.approx(0.1)
     assert (row["starved_p99_ms"], row["starved_s"]) == (3.96, 0.004)
+    assert (row["worker_starved_p99_ms"], row["worker_starved_s"]) == (3.965, 0.0045)
 
 
 def test_drops_name_process_and_stage(path: Path) -> None:

@@ -148,6 +148,9 @@ def test_a_step_joins_its_scheduler_and_all_its_workers(store: Store) -> None:
         (3, "step.forwarded", 9, "", "", 5, 1, 0, 0),
         (2, "step.connected", 10, "", "", 5, 0, 400, 300),
         (3, "step.connected", 11, "", "", 5, 1, 700, 100),
+        (2, "step.worker_starved", 10, "", "", 5, 0, 600, 50),
+        (3, "step.worker_starved", 11, "", "", 5, 1, 300, 80),
+        (2, "step.result_starved", 11, "", "", 5, 0, 40, 0),
         (1, "step.ended", 12, "", "", 5, 900, 0, 0),
         (4, "step.scheduled", 1, "", "", 5, 1, 1, 0),
     )
@@ -158,7 +161,8 @@ def test_a_step_joins_its_scheduler_and_all_its_workers(store: Store) -> None:
     assert rows[0] == {
         "process": 1, "step": 5, "engine": "P", "scheduled_ns": 1 * MS, "started_ns": 2 * MS, "forwarded_ns": 9 * MS,
         "connected_ns": 11 * MS, "ended_ns": 12 * MS, "tokens": 64, "requests": 2, "ranks": 2, "connector_ns": 700,
-        "before_forward_ns": 100, "starved_ns": 900,
+        "before_forward_ns": 100, "starved_ns": 900, "forward_starved_ns": 600, "connector_starved_ns": 80,
+        "result_starved_ns": 40,
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.trace import MS, D, P, Trace, pull, push
 _SPACING = 100
 """Processes of two scenes are so many numbers apart."""
 _ALWAYS = ("step.scheduled", "decode.enqueued")
+_ADDED = (stages.WORKER_STARVED, stages.RESULT_STARVED, stages.POST_STARVED, stages.NOTICE_STARVED)
+"""Stages of which a scene's events get some at the end, so that what else happens is what it was without them."""
 
 
 @dataclass
@@ -41,7 +44,9 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     made.rows = processes(made)
     gap_ms = rng.choice((15, 40, 120, 400))
     absent = {
-        stage.name for stage in stages.STAGES if rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS
+        stage.name
+        for stage in stages.STAGES
+        if stage not in _ADDED and rng.random() < rng.choice((0, 0, 0.05)) and stage.name not in _ALWAYS
     }
     at_ms = 0.0
     for index in range(requests):
@@ -51,6 +56,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     made.events += _beside(made, at_ms)
     made.events = [event for event in made.events if event.stage not in absent]
     _spoil(made)
+    made.events += list(_without_processor(made))  # behind the rest, which is what it was without it
     made.events.sort()
     return made
 
@@ -120,6 +126,30 @@ def _starved(made: Scene, events: list[Event]) -> list[Event]:
         else event
         for event in events
     ]
+
+
+def _without_processor(made: Scene) -> Iterator[Event]:
+    """Yield what workers say that had no processor in a step, for longer now and then than the step allows."""
+    rng = random.Random(f"{made.number}-{len(made.events)}-worker")
+    for event in made.events:
+        if event.stage == "step.ended" and rng.random() < 0.2:
+            result_ns = int(rng.expovariate(1 / 2) * MS)
+            yield event._replace(stage=stages.RESULT_STARVED.name, b=0, c=result_ns, d=0)
+        elif event.stage == "step.connected" and rng.random() < 0.3:
+            forward_ns, connector_ns = (int(rng.expovariate(1 / by_ms) * MS) for by_ms in (6, 0.4))
+            yield event._replace(stage=stages.WORKER_STARVED.name, c=forward_ns, d=connector_ns)
+        elif event.stage == "transfer.post_ended" and rng.random() < 0.3:
+            starved_ns = int(rng.expovariate(1 / 0.7) * MS)
+            yield event._replace(stage=stages.POST_STARVED.name, b=starved_ns, c=0, d=0)
+        elif (
+            event.stage in ("transfer.done", "transfer.notified")
+            and event.process - made.first_process in (D, D + 10)
+            and rng.random() < 0.3
+        ):
+            starved_ns, longer_ns = (int(rng.expovariate(1 / by_ms) * MS) for by_ms in (1, 2))
+            yield event._replace(
+                stage=stages.NOTICE_STARVED.name, a=0, b=starved_ns, c=starved_ns + longer_ns, d=0, ref=""
+            )
 
 
 def _whole_ids(trace: Trace, name: str) -> Trace:

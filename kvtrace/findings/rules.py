@@ -54,6 +54,7 @@ _WAITS = (
     (stages.WRITER_WAKE, "P's sender thread sleeps although its work has come"),
     (stages.WRITER_BUSY, "P's sender thread is busy with something else"),
     (stages.STEP_CONNECTOR, "the connector works on the forward thread inside the request's own steps"),
+    (stages.PROCESSOR_WAIT, "a thread that works on the request has no processor"),
     (stages.REPORT, "D's worker knows that the KV is there and D's scheduler does not yet"),
     (stages.PREFILL_BOUNDARY, "a request that has reached P waits for the step that runs there to end"),
     (stages.PREFILL_FRONTEND, "P's front end reads, tokenises or answers"),

@@ -275,6 +275,7 @@ class Lab:
         for program in running:
             if program.process is not None:
                 program.process.wait()
+        takedown.await_reaped(self._members)
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None

@@ -19,6 +19,7 @@ from pathlib import Path
 
 MARKER = "KVTRACE_LAB"
 GRACE_S = 10.0
+REAPED_S = 2.0
 _TRACKER_GRACE_S = 1.0
 _PROC = Path("/proc")
 _SHM = "/dev/shm/"  # noqa: S108 -- where POSIX shared memory is, by definition
@@ -47,11 +48,19 @@ class Members:
         status = _status(pid)
         if status is None or status.state in "ZX" or pid == os.getpid():
             return False
-        if status.group in self.groups:
-            leader = _status(status.group)
-            if leader is None or leader.started_ticks == self.groups[status.group]:
-                return True
-        return self._is_marked(pid)
+        return self._is_grouped(status) or self._is_marked(pid)
+
+    def _is_grouped(self, status: _Status) -> bool:
+        """Return whether a process is in a group that a member leads or led."""
+        if status.group not in self.groups:
+            return False
+        leader = _status(status.group)
+        return leader is None or leader.started_ticks == self.groups[status.group]
+
+    def zombies(self) -> list[int]:
+        """Return the process ids of members that have ended and that nobody has taken note of yet."""
+        found = [(pid, _status(pid)) for pid in _pids()]
+        return [pid for pid, status in found if status and status.state == "Z" and self._is_grouped(status)]
 
     def _is_marked(self, pid: int) -> bool:
         try:
@@ -83,6 +92,13 @@ def end(members: Members, leaders: list[int], grace_s: float) -> list[int]:
         with suppress(OSError):
             Path(name).unlink()
     return killed
+
+
+def await_reaped(members: Members, grace_s: float = REAPED_S) -> None:
+    """Wait, at most `grace_s`, until who adopted the ended members has reaped them, so that no list shows any."""
+    deadline_s = time.monotonic() + grace_s
+    while members.zombies() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
 
 
 def _left(members: Members, deadline_s: float) -> list[int]:

@@ -45,7 +45,7 @@ SCHEMA_VERSION = 6
    and tally; post_ns, wire_ns, detection_ns, tpot_ns and decode_tokens of request; finding; view under_way;
    prompt_tokens and output_tokens are NULL where nobody told them.
 6  walk_request and walk_segment, the attribution in SQL; cached_tokens and remote_tokens of request;
-   starved_ns of step.
+   starved_ns, forward_starved_ns, connector_starved_ns and result_starved_ns of step.
 """
 
 FORMAT = "kvtrace"

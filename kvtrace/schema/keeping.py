@@ -16,7 +16,10 @@ def _listed(*names: str) -> str:
     return ", ".join(text(name) for name in names)
 
 
-_STEP_STAGES = _listed("step.scheduled", "step.started", "step.forwarded", "step.connected", "step.ended")
+_STEP_STAGES = _listed(
+    "step.scheduled", "step.started", "step.forwarded", "step.connected", "step.ended",
+    "step.worker_starved", "step.result_starved",
+)  # fmt: skip
 _TRANSFER_STAGES = _listed(
     "transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done", "transfer.failed",
     "transfer.probed",
@@ -62,7 +65,10 @@ WITH seen AS (
     count(*) FILTER (e.stage = 'step.started') AS ranks,
     max(e.c) FILTER (e.stage = 'step.connected') AS connector_ns,
     arg_max(e.d, e.c) FILTER (e.stage = 'step.connected') AS before_forward_ns,
-    arg_min(e.b, e.t_ns) FILTER (e.stage = 'step.ended') AS starved_ns
+    arg_min(e.b, e.t_ns) FILTER (e.stage = 'step.ended') AS starved_ns,
+    coalesce(max(e.c) FILTER (e.stage = 'step.worker_starved'), 0) AS forward_starved_ns,
+    coalesce(max(e.d) FILTER (e.stage = 'step.worker_starved'), 0) AS connector_starved_ns,
+    coalesce(max(e.c) FILTER (e.stage = 'step.result_starved'), 0) AS result_starved_ns
   FROM event AS e JOIN place AS p USING (process)
   WHERE e.stage IN ({_STEP_STAGES}) AND {among}
   GROUP BY p.core, e.a
@@ -77,7 +83,8 @@ WITH seen AS (
 SELECT
   s.process, s.step, s.engine, {at_time("coalesce(s.scheduled_ns, s.started_ns)")} AS ts, s.scheduled_ns, s.started_ns,
   s.forwarded_ns, s.connected_ns, s.ended_ns, s.tokens, s.requests, s.waiting, s.ranks, s.connector_ns,
-  s.before_forward_ns, CASE WHEN g.gap_ns < {LOOK_BACK_NS} THEN g.gap_ns END AS gap_ns, s.starved_ns
+  s.before_forward_ns, CASE WHEN g.gap_ns < {LOOK_BACK_NS} THEN g.gap_ns END AS gap_ns, s.starved_ns,
+  s.forward_starved_ns, s.connector_starved_ns, s.result_starved_ns
 FROM seen AS s LEFT JOIN spaced AS g ON g.process = s.process AND g.step = s.step
 ORDER BY coalesce(s.scheduled_ns, s.started_ns)
 """

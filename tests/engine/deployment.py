@@ -152,7 +152,7 @@ class Deployment:
         return by_kind
 
     def pid(self, process: str) -> int:
-        """Return the process id of the router, or of a side's API server or engine core (`decode.api`, ...)."""
+        """Return the process id of the router, or of a side's API server, engine core or worker (`decode.api`, ...)."""
         if process == "router":
             assert self.lab.router is not None
             return self.lab.router.pid
@@ -160,7 +160,8 @@ class Deployment:
         (engine,) = (engine for engine in self.lab.engines if engine.role.value == role)
         if part == "api":
             return engine.pid
-        return next(child for child in _children(engine.pid) if "EngineCore" in _title(child))
+        core = next(child for child in _children(engine.pid) if "EngineCore" in _title(child))
+        return core if part == "core" else next(child for child in _children(core) if "Worker" in _title(child))
 
 
 def _read(store: Store) -> Iterable[Answer]:

@@ -95,6 +95,23 @@ def test_a_core_that_the_forward_thread_shares_is_told(tmp_path: Path) -> None:
     assert told(alone, tmp_path / "alone.duckdb") == [("engine-d", 4, 0, 0, 0, 1)]
 
 
+def test_a_core_that_something_else_takes_is_no_computing(tmp_path: Path) -> None:
+    """vllm#53636. P's forward of 20 ms takes 40 where its thread has half of its core; the model computes for 20."""
+    shared = pull().shifted(20, 20)
+    told = repeated(shared, Trace().at(50.5, stages.WORKER_STARVED, "", 1, 0, 20 * MS, 0, process=P))
+    alone, untold, told_ = (trace.answer() for trace in (pull(), shared, told))
+
+    assert causes_ms(untold)["prefill.forward"] == 40
+    assert causes_ms(told_) == {**causes_ms(alone), "processor.wait": 20}
+    assert told_.shares_ns["compute.run"] == alone.shares_ns["compute.run"]
+    assert waited_ms(told_, "processor.wait") == {"a processor for the thread that works on step 1": 20}
+    with Store.open(tmp_path / "shared.duckdb", "write") as store:
+        fill(store, told)
+        analyze(store)
+    (on_p,) = (row for row in ask(tmp_path / "shared.duckdb", "steps") if row["engine"] == "engine-p")
+    assert (on_p["worker_starved_s"], on_p["forward_p50_ms"]) == (0.02, 40)
+
+
 def test_who_holds_the_blocks_decides_the_class() -> None:
     """Design: blocks of computing requests are compute, blocks of requests that wait for KV are coordination."""
     scene = passed_over((36.1,))

@@ -57,6 +57,8 @@ CREATE TYPE stage AS ENUM (
   'transfer.done',
   'transfer.failed',
   'transfer.notified',
+  'transfer.post_starved',
+  'transfer.notice_starved',
   'transfer.probed',
   'notification.orphaned',
   'step.scheduled',
@@ -64,6 +66,8 @@ CREATE TYPE stage AS ENUM (
   'step.forwarded',
   'step.connected',
   'step.ended',
+  'step.worker_starved',
+  'step.result_starved',
   'sender.woke',
   'sender.slept',
   'client.sent',
@@ -131,10 +135,10 @@ COMMENT ON COLUMN event."stage" IS 'Which point; the view `vocabulary` says what
 COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
 COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; transfer_id: prefill.allocated; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; transfer_id: decode.allocated; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
-COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
-COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
-COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
-COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; intake_ns [ns]: prefill.enqueued; prompt_tokens [tokens]: prefill.scheduled; intake_ns [ns]: decode.enqueued; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
+COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.post_starved; rank: transfer.notice_starved; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; step: step.worker_starved; step: step.result_starved; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
+COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; starved_ns [ns]: transfer.post_starved; starved_ns [ns]: transfer.notice_starved; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; rank: step.worker_starved; rank: step.result_starved; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
+COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; since_ns [ns]: transfer.notice_starved; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; forward_starved_ns [ns]: step.worker_starved; result_starved_ns [ns]: step.result_starved; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
+COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; intake_ns [ns]: prefill.enqueued; prompt_tokens [tokens]: prefill.scheduled; intake_ns [ns]: decode.enqueued; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; connector_starved_ns [ns]: step.worker_starved; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
 
 CREATE TABLE loss (
   "process" INTEGER,
@@ -445,7 +449,10 @@ CREATE TABLE step (
   "connector_ns" BIGINT,
   "before_forward_ns" BIGINT,
   "gap_ns" BIGINT,
-  "starved_ns" BIGINT
+  "starved_ns" BIGINT,
+  "forward_starved_ns" BIGINT,
+  "connector_starved_ns" BIGINT,
+  "result_starved_ns" BIGINT
 );
 COMMENT ON TABLE step IS 'One row per engine step; a step ends with its slowest worker. Unix ns, NULL where unseen.';
 COMMENT ON COLUMN step."process" IS 'The engine core.';
@@ -465,6 +472,9 @@ COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward
 COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward, on that rank.';
 COMMENT ON COLUMN step."gap_ns" IS 'From the making up of the step before it; NULL if that is ten minutes ago or unseen.';
 COMMENT ON COLUMN step."starved_ns" IS 'How long the scheduler''s thread could have run before it and had no processor.';
+COMMENT ON COLUMN step."forward_starved_ns" IS 'How long a worker''s thread was so in its forward, the most of any rank.';
+COMMENT ON COLUMN step."connector_starved_ns" IS 'The same of the connector''s work behind the forward, at least.';
+COMMENT ON COLUMN step."result_starved_ns" IS 'The same from there until its result was handed over.';
 
 CREATE TABLE leg (
   "engine" VARCHAR,
@@ -646,6 +656,8 @@ FROM (VALUES
     ('transfer.done', 97, 'transfer', 'A poll by the side that drives the transfer says done.', 'transfer', 'last_pending_ns [ns]', 'polls', '', ''),
     ('transfer.failed', 98, 'transfer', 'The transfer failed.', 'transfer', '', '', '', 'reason'),
     ('transfer.notified', 99, 'transfer', 'A worker reads the other side''s completion notification; the request id is the reader''s own.', 'rank', '', '', '', ''),
+    ('transfer.post_starved', 102, 'transfer', 'For a tenth of a millisecond or more of a post its thread could have run and had no processor, as the kernel counts.', 'transfer', 'starved_ns [ns]', '', '', ''),
+    ('transfer.notice_starved', 103, 'transfer', 'The same of a thread of D until it noticed that the KV has come; stamped as transfer.done or transfer.notified is.', 'rank', 'starved_ns [ns]', 'since_ns [ns]', '', ''),
     ('transfer.probed', 100, 'transfer', 'The probe thread saw the transfer done.', 'transfer', 'last_pending_ns [ns]', '', '', ''),
     ('notification.orphaned', 101, 'transfer', 'A notification names a request that the worker does not know.', 'rank', '', '', '', ''),
     ('step.scheduled', 110, 'engine', 'The scheduler has made up a step.', 'step', 'tokens [tokens]', 'requests', 'waiting', ''),
@@ -653,6 +665,8 @@ FROM (VALUES
     ('step.forwarded', 112, 'engine', 'The step''s forward has ended on a worker (on a GPU: its event has passed).', 'step', 'rank', 'asynchronous', '', ''),
     ('step.connected', 113, 'engine', 'The connector''s work of the step on the forward thread is over.', 'step', 'rank', 'connector_ns [ns]', 'before_forward_ns [ns]', ''),
     ('step.ended', 114, 'engine', 'The scheduler has taken in the step''s result.', 'step', 'starved_ns [ns]', '', '', ''),
+    ('step.worker_starved', 115, 'engine', 'For a tenth of a millisecond or more of a step''s part a worker''s forward thread could have run and had no processor, as the kernel counts.', 'step', 'rank', 'forward_starved_ns [ns]', 'connector_starved_ns [ns]', ''),
+    ('step.result_starved', 116, 'engine', 'The same of the time from the end of the connector''s work until the worker handed over the step''s result; where scheduler and worker are one thread, until that took it in.', 'step', 'rank', 'result_starved_ns [ns]', '', ''),
     ('sender.woke', 120, 'engine', 'The sender thread wakes.', 'slept_ns [ns]', 'queue_length', 'signal_delay_ns [ns]', '', ''),
     ('sender.slept', 121, 'engine', 'The sender thread goes to sleep.', 'busy_ns [ns]', 'queue_length', '', '', ''),
     ('client.sent', 130, 'client', 'The client sends the request.', 'prompt_tokens [tokens]', '', '', '', 'client_request_id'),
@@ -691,6 +705,7 @@ SELECT * FROM (VALUES
     ('prefill.forward', 'compute.run', 'compute', 'prefill', 'A forward step on P works on the prompt.', 'more or faster accelerators, other batching'),
     ('prefill.sample', 'compute.run', 'compute', 'prefill', 'The same step on P samples and P''s scheduler takes in the result.', 'more or faster accelerators, other batching'),
     ('prefill.others', 'compute.queue', 'compute', 'prefill', 'Between the request''s own chunks P runs steps that work on other requests.', 'more or faster accelerators, other batching'),
+    ('processor.wait', 'coordination', 'coordination', 'engine', 'A thread that works on the request could have run and had no processor: in a step, a post, or until it looked for the KV.', 'cores that nobody else wants: fewer threads and processes beside the engine, other pinning'),
     ('step.connector', 'coordination', 'coordination', 'engine', 'The connector works on the forward thread inside a step that works on the request.', 'less connector work inside steps, another connector'),
     ('prefill.reply', 'coordination', 'coordination', 'prefill', 'P''s reply is on its way back to the router.', 'router placement, keep-alive connections, fewer hops'),
     ('decode.hop', 'coordination', 'coordination', 'decode', 'The decode leg is on its way to D''s HTTP server.', 'router placement, keep-alive connections, fewer hops'),
@@ -816,6 +831,8 @@ SELECT
     WHEN 'transfer.done' THEN map(['transfer', 'last_pending_ns', 'polls'], [e.a, e.b, e.c])
     WHEN 'transfer.failed' THEN map(['transfer'], [e.a])
     WHEN 'transfer.notified' THEN map(['rank'], [e.a])
+    WHEN 'transfer.post_starved' THEN map(['transfer', 'starved_ns'], [e.a, e.b])
+    WHEN 'transfer.notice_starved' THEN map(['rank', 'starved_ns', 'since_ns'], [e.a, e.b, e.c])
     WHEN 'transfer.probed' THEN map(['transfer', 'last_pending_ns'], [e.a, e.b])
     WHEN 'notification.orphaned' THEN map(['rank'], [e.a])
     WHEN 'step.scheduled' THEN map(['step', 'tokens', 'requests', 'waiting'], [e.a, e.b, e.c, e.d])
@@ -823,6 +840,8 @@ SELECT
     WHEN 'step.forwarded' THEN map(['step', 'rank', 'asynchronous'], [e.a, e.b, e.c])
     WHEN 'step.connected' THEN map(['step', 'rank', 'connector_ns', 'before_forward_ns'], [e.a, e.b, e.c, e.d])
     WHEN 'step.ended' THEN map(['step', 'starved_ns'], [e.a, e.b])
+    WHEN 'step.worker_starved' THEN map(['step', 'rank', 'forward_starved_ns', 'connector_starved_ns'], [e.a, e.b, e.c, e.d])
+    WHEN 'step.result_starved' THEN map(['step', 'rank', 'result_starved_ns'], [e.a, e.b, e.c])
     WHEN 'sender.woke' THEN map(['slept_ns', 'queue_length', 'signal_delay_ns'], [e.a, e.b, e.c])
     WHEN 'sender.slept' THEN map(['busy_ns', 'queue_length'], [e.a, e.b])
     WHEN 'client.sent' THEN map(['prompt_tokens'], [e.a])
@@ -1022,9 +1041,9 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '96955 letters, sha256 041f06e8f89e1ab7711b21fb239522bee2d5b659c561d69c6a1c3a231304de60';
+CREATE MACRO walk_common_sql() AS '98605 letters, sha256 ccaa8d277c21716c280c439eb67dfdf107f486358618a780901802c3b557da0f';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
-CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25649 letters, sha256 2a288feaee5eb252a915fa13439da3c0d989d76802b0b5f886b7cec3137ba0f2';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28020 letters, sha256 849aba1051504d7fb651f6138cc52a8b74460b66037fb80dda9b6b2c207dd78a';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
-CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '32190 letters, sha256 cb2e1269b9a638fbcebbad70716c9a6a8a5d711ab9feac338c3f1d73c76851f1';
+CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '42143 letters, sha256 991a0be676e2d321422b30b65ee1aa0daad55a1f2ad71cd5b1fe3361baff4a1f';
 COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';

@@ -93,9 +93,11 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
     begun = "greatest(transfer_matched, decode_load_started, 0)"
     noticed = f"least(decode_reported, decode_ready, {pairs.NEVER_NS})"
     unseen = unknown(found, f"least({{end}}, {noticed}) - greatest({{start}}, {begun})")
+    # The thread that looks for the KV may have no processor at the end of that: the wire may still have been busy.
+    whens = {part.when for part in found if part.cause is stages.DETECTION}
     detected = ", ".join(
         f"CASE WHEN {part.when} AND {part.start} < {part.end} THEN {part.end} END"
-        for part in found if part.cause is stages.DETECTION
+        for part in found if part.when in whens
     )  # fmt: skip
     answer = f"""SELECT base, client, mode, pe, de, reason, begin_ns, n0, token_ns, longs,
     {of(stages.Class.RUN)} AS run_ns, {of(stages.Class.QUEUE)} AS queue_ns,

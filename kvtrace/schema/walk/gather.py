@@ -24,7 +24,10 @@ OF_P = tuple(
     stage for stage in stages.STAGES
     if (stage.name.startswith("prefill.") and stage not in FRONT) or stage in (stages.SENDER_PICKED, stages.MATCHED)
 )  # fmt: skip
-OF_D = tuple(stage for stage in stages.STAGES if stage.name.startswith("decode.") and stage not in FRONT)
+OF_D = tuple(
+    stage for stage in stages.STAGES
+    if (stage.name.startswith("decode.") and stage not in FRONT) or stage is stages.NOTICE_STARVED
+)  # fmt: skip
 _NAMELESS = 1_000_000
 """Processes of no known engine are numbered from here, engines below it."""
 _STEP = tuple(stage for stage in stages.STAGES if stage.name.startswith("step."))
@@ -115,7 +118,10 @@ def steps() -> list[tuple[str, str]]:
     coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
     coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens,
-    greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved
+    greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved,
+    greatest(0, coalesce({most("c", stages.WORKER_STARVED)}, 0)) AS lacked_f,
+    greatest(0, coalesce({most("d", stages.WORKER_STARVED)}, 0)) AS lacked_c,
+    greatest(0, coalesce({most("c", stages.RESULT_STARVED)}, 0)) AS lacked_r
   FROM turned GROUP BY eno, a, turn""",
         ),
         (
@@ -158,6 +164,7 @@ def _transfers() -> str:
     {most("t_ns", stages.PROBED)} AS x_probed, {count(stages.TRANSFER_FAILED)} AS x_failed_n,
     {least("t_ns", stages.TRANSFER_FAILED)} AS x_failed,
     {most("b", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
+    {most("b", stages.POST_STARVED)} AS x_lacked,
     min(key) AS x_k0, max(key) AS x_k1, bool_or(has_p AND has_d) AS x_mixed"""
 
 
@@ -176,7 +183,8 @@ def transfers() -> tuple[str, str]:
     return (
         "x",
         f"""SELECT request, has_p AS of_p, has_d AS of_d, {_transfers()}
-  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER)} GROUP BY request, has_p, has_d""",
+  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER, stages.POST_STARVED)}
+  GROUP BY request, has_p, has_d""",
     )
 
 
@@ -240,6 +248,8 @@ def legs() -> list[tuple[str, str]]:
     {most("process", s.REGISTRATION_RECEIVED)} AS received_p1,
     {last("process", s.REGISTRATION_RECEIVED)} AS reader,
     {least("process", s.REGISTRATION_RECEIVED)} AS received_p0,
+    {count(s.NOTICE_STARVED)} AS noticed_n, {most("t_ns", s.NOTICE_STARVED)} AS noticed_t,
+    {most("b", s.NOTICE_STARVED)} AS noticed_b, {most("c", s.NOTICE_STARVED)} AS noticed_c,
     {named("carried", s.DECODE_ALLOCATED)}"""
     return [transfers(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 

@@ -106,7 +106,7 @@ def _odd() -> str:
     from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
     waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
     return f"""WHEN apart THEN '{APART}' WHEN n0 IS NULL THEN NULL
-      WHEN many THEN 'many of one point'
+      WHEN many OR noticed_often THEN 'many of one point'
       WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL) THEN 'several ranks'
       WHEN d_sent IS NOT NULL AND message_unsure < coalesce(least, {NEVER_NS}) AND {waited}
         AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
@@ -131,7 +131,7 @@ def parts(edges: Sequence[stages.Edge]) -> list[Part]:
         for edge in node.incoming:
             when = f"{chosen} = {NUMBER[edge.before.name]}"
             if edge.split in _PLAIN:
-                found.append(Part(edge.cause, when, since, name))
+                found += _by_processor(Part(edge.cause, when, since, name), _lacked(edge.cause, since, name))
             elif edge.split == "join":
                 held = f"router_prefill_returned BETWEEN {since} + {JOIN_NS} AND {name}"
                 found.append(Part(s.PREFILL_REPLY, f"{when} AND {held}", since, "router_prefill_returned"))
@@ -155,10 +155,11 @@ def _of_split(edge: stages.Edge, when: str, since: str, name: str) -> list[Part]
         own = "ps" if side == "prefill" else "ds"
         over = f"least(greatest({own}_connected, {since}), {name})"
         began = f"greatest({since}, {over} - greatest(0, {own}_connector - {own}_ahead))"
+        lacked = f"{own}_lacked_r - greatest(0, {own}_over - {name})"
         return [
             Part(edge.cause, when, since, began),
-            Part(s.STEP_CONNECTOR, when, began, over),
-            Part(edge.cause, when, over, name),
+            *_by_processor(Part(s.STEP_CONNECTOR, when, began, over), f"{own}_lacked_c"),
+            *_by_processor(Part(edge.cause, when, over, name), lacked),
         ]
     if kind == "ride":
         return _ride(edge.cause, when, since, name)
@@ -178,6 +179,24 @@ def _of_sender(cause: stages.Cause, when: str, since: str, name: str) -> list[Pa
     ]
 
 
+def _lacked(cause: stages.Cause, since: str, name: str) -> str:
+    """Return for how long at least the thread that posts, or looks for the KV, had no processor, "" for none."""
+    if cause is stages.POST:
+        return f"lacked_x - greatest(0, coalesce(ended_ns, 0) - {name})"
+    if cause is stages.DETECTION:
+        fitting = f"noticed_b - greatest(0, noticed_c - ({name} - {since}))"
+        return f"CASE WHEN noticed_t = {name} THEN {fitting} ELSE 0 END"
+    return ""
+
+
+def _by_processor(part: Part, lacked: str) -> list[Part]:
+    """Return what a thread does, and behind it for how long it had no processor; all of it where that is not asked."""
+    if not lacked:
+        return [part]
+    begin = f"greatest({part.start}, {part.end} - greatest(0, {lacked}))"
+    return [part._replace(end=begin), Part(stages.PROCESSOR_WAIT, part.when, begin, part.end)]
+
+
 def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     s = stages
     own = "ps" if side == "prefill" else "ds"
@@ -185,13 +204,14 @@ def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     runs = f"least({began} + greatest(0, {own}_ahead), {name})"
     connector = Part(s.STEP_CONNECTOR, when, began, runs)
     if side == "prefill":
-        return [Part(s.PREFILL_LAUNCH, when, since, began), connector, Part(s.PREFILL_FORWARD, when, runs, name)]
+        forward = _by_processor(Part(s.PREFILL_FORWARD, when, runs, name), f"{own}_lacked_f")
+        return [Part(s.PREFILL_LAUNCH, when, since, began), connector, *forward]
     prompt = "has_prompt"
     return [
         Part(s.DECODE_LAUNCH, when, since, began),
         connector,
-        Part(s.DECODE_PREFILL, f"{when} AND {prompt}", runs, name),
-        Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", runs, name),
+        *_by_processor(Part(s.DECODE_PREFILL, f"{when} AND {prompt}", runs, name), f"{own}_lacked_f"),
+        *_by_processor(Part(s.FIRST_STEP, f"{when} AND NOT {prompt}", runs, name), f"{own}_lacked_f"),
     ]
 
 

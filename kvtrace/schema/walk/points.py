@@ -28,14 +28,15 @@ def latest(name: str, limit: str) -> str:
 _X = (
     "n", "a0", "a1", "p0", "p1", "prepared_mn", "prepared_mx", "started_mn", "started_mx", "ended_mn", "ended_mx",
     "done_mn", "done_mx", "rank", "ref0", "ref1", "bytes0", "bytes", "at_post0", "at_post", "probed", "failed_n",
-    "failed", "pending",
+    "failed", "pending", "lacked",
 )  # fmt: skip
 _ALIKE = (
     "mode = 'push' AND coalesce(d_ranks > 1 AND p_ranks = d_ranks "
     "AND coalesce(x_rank, 0) BETWEEN 0 AND d_ranks - 1, false)"
 )
 """Each rank of P writes to its like on D, so that each write has its own notification."""
-_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "turn", "over", "ended")
+_LACKED = ("lacked_f", "lacked_c", "lacked_r")
+_OWN_STEP = ("sched", "started", "forwarded", "connected", "connector", "ahead", "turn", "over", "ended", *_LACKED)
 
 
 def joined() -> list[tuple[str, str]]:
@@ -199,6 +200,8 @@ def _kept() -> str:
       OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
       OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL) AS many,
     NOT has_x AND p_w_p0 <> p_w_p1 AS ranks,
+    CASE WHEN has_x THEN greatest(0, coalesce(x_lacked, 0)) ELSE 0 END AS lacked_x, d_noticed_n > 1 AS noticed_often,
+    d_noticed_t AS noticed_t, d_noticed_b AS noticed_b, d_noticed_c AS noticed_c,
     CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
       CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
       least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
@@ -210,9 +213,9 @@ _NEAR = ("b1_sched", "b1_over", "b1_turn", "b2_over", "b2_turn")
 _STEPS_KEPT = {
     "p": (
         "sched", "started", "connected", "connector", "ahead", "over", "turn", *_NEAR, "a1_sched", "a1_over",
-        "a1_turn", "a2_sched",
+        "a1_turn", "a2_sched", *_LACKED,
     ),
-    "d": ("sched", "started", "connected", "connector", "ahead", *_NEAR),
+    "d": ("sched", "started", "connected", "connector", "ahead", "over", *_LACKED, *_NEAR),
 }  # fmt: skip
 
 
