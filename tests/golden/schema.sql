@@ -1041,7 +1041,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '98605 letters, sha256 ccaa8d277c21716c280c439eb67dfdf107f486358618a780901802c3b557da0f';
+CREATE MACRO walk_common_sql() AS '98431 letters, sha256 cdfe432f3163e42f46578c7542c2097b18e3cb8dc3a95841b0bb706429e806db';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28020 letters, sha256 849aba1051504d7fb651f6138cc52a8b74460b66037fb80dda9b6b2c207dd78a';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';

@@ -26,7 +26,7 @@ OF_P = tuple(
 )  # fmt: skip
 OF_D = tuple(
     stage for stage in stages.STAGES
-    if (stage.name.startswith("decode.") and stage not in FRONT) or stage is stages.NOTICE_STARVED
+    if stage.name.startswith("decode.") and stage not in FRONT
 )  # fmt: skip
 _NAMELESS = 1_000_000
 """Processes of no known engine are numbered from here, engines below it."""
@@ -164,7 +164,6 @@ def _transfers() -> str:
     {most("t_ns", stages.PROBED)} AS x_probed, {count(stages.TRANSFER_FAILED)} AS x_failed_n,
     {least("t_ns", stages.TRANSFER_FAILED)} AS x_failed,
     {most("b", stages.TRANSFER_DONE, stages.PROBED, but="b <> 0")} AS x_pending,
-    {most("b", stages.POST_STARVED)} AS x_lacked,
     min(key) AS x_k0, max(key) AS x_k1, bool_or(has_p AND has_d) AS x_mixed"""
 
 
@@ -183,8 +182,18 @@ def transfers() -> tuple[str, str]:
     return (
         "x",
         f"""SELECT request, has_p AS of_p, has_d AS of_d, {_transfers()}
-  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER, stages.POST_STARVED)}
-  GROUP BY request, has_p, has_d""",
+  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER)} GROUP BY request, has_p, has_d""",
+    )
+
+
+def lacking() -> tuple[str, str]:
+    """Return the CTE `lacking`: by an id's hash, what its threads said that had no processor. Such events are rare."""
+    post, notice = stages.POST_STARVED, stages.NOTICE_STARVED
+    return (
+        "lacking",
+        f"""SELECT hash(request) AS id, {most("b", post)} AS post, {count(notice)} AS n, {most("t_ns", notice)} AS t,
+    {most("b", notice)} AS b, {most("c", notice)} AS c
+  FROM event WHERE request <> '' AND {among(post, notice)} GROUP BY request""",
     )
 
 
@@ -248,10 +257,8 @@ def legs() -> list[tuple[str, str]]:
     {most("process", s.REGISTRATION_RECEIVED)} AS received_p1,
     {last("process", s.REGISTRATION_RECEIVED)} AS reader,
     {least("process", s.REGISTRATION_RECEIVED)} AS received_p0,
-    {count(s.NOTICE_STARVED)} AS noticed_n, {most("t_ns", s.NOTICE_STARVED)} AS noticed_t,
-    {most("b", s.NOTICE_STARVED)} AS noticed_b, {most("c", s.NOTICE_STARVED)} AS noticed_c,
     {named("carried", s.DECODE_ALLOCATED)}"""
-    return [transfers(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
+    return [transfers(), lacking(), ("p", _leg("p", OF_P, of_p)), ("d", _leg("d", OF_D, of_d))]
 
 
 def fronts() -> tuple[str, str]:

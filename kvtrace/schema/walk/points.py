@@ -28,7 +28,7 @@ def latest(name: str, limit: str) -> str:
 _X = (
     "n", "a0", "a1", "p0", "p1", "prepared_mn", "prepared_mx", "started_mn", "started_mx", "ended_mn", "ended_mx",
     "done_mn", "done_mx", "rank", "ref0", "ref1", "bytes0", "bytes", "at_post0", "at_post", "probed", "failed_n",
-    "failed", "pending", "lacked",
+    "failed", "pending",
 )  # fmt: skip
 _ALIKE = (
     "mode = 'push' AND coalesce(d_ranks > 1 AND p_ranks = d_ranks "
@@ -200,8 +200,6 @@ def _kept() -> str:
       OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
       OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL) AS many,
     NOT has_x AND p_w_p0 <> p_w_p1 AS ranks,
-    CASE WHEN has_x THEN greatest(0, coalesce(x_lacked, 0)) ELSE 0 END AS lacked_x, d_noticed_n > 1 AS noticed_often,
-    d_noticed_t AS noticed_t, d_noticed_b AS noticed_b, d_noticed_c AS noticed_c,
     CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
       CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
       least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
@@ -247,7 +245,9 @@ def placed() -> list[tuple[str, str]]:
     da.b1_over AS da_b1_over, da.b1_turn AS da_b1_turn,
     CASE WHEN da.sched IS NULL THEN d_steps_begun ELSE da.a1_sched END AS da_next,
     fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
-    least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until
+    least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until,
+    CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x, ld.n > 1 AS noticed_often,
+    ld.t AS noticed_t, ld.b AS noticed_b, ld.c AS noticed_c
   FROM judged AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
     LEFT JOIN others AS op ON op.eno = r.pe AND op.enq = r.prefill_enqueued
     LEFT JOIN others AS od ON od.eno = r.de AND od.enq = r.decode_enqueued
@@ -256,6 +256,7 @@ def placed() -> list[tuple[str, str]]:
     LEFT JOIN (SELECT pe, de, min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
       GROUP BY pe, de) AS u ON u.pe = r.pe AND u.de = r.de
     LEFT JOIN met AS m ON m.pe = r.pe AND m.de = r.de
+    LEFT JOIN lacking AS lp ON lp.id = r.p_id LEFT JOIN lacking AS ld ON ld.id = r.d_id
     CROSS JOIN (SELECT min(fast_low) AS fast_low, min(message_low) AS message_low FROM unsure
       WHERE anywhere) AS ua""",
         ),
