@@ -2,8 +2,8 @@
 
 A recorder goes on with a store that is large already while engines emit some 2,000 events a second, and another process
 opens the snapshot every second and says how old the newest event in it is. What is in the store is of the same load,
-and ends when the store is begun. The aims are set for a store of 100 million events, which is `--requests 2650000`;
-`--prefill PATH` makes it once, and `--store PATH --in-place` goes on with it.
+and what is recorded bears times as if it had gone on at once. The aims are set for a store of 100 million events, which
+is `--requests 2650000`; `--prefill PATH` makes it once, and `--store PATH --in-place` goes on with it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kvtrace import clock
 from kvtrace.collect import Recorder
 from kvtrace.store import Store, working_path
 from kvtrace.testing import Fleet
@@ -41,13 +42,13 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 READ = """
 import sys, time, duckdb
 while True:
-    begin_s = time.time()
+    begin_s = time.time() - int(sys.argv[2]) / 1e9
     connection = duckdb.connect(sys.argv[1], read_only=True)
     newest_ns, kept_ns = connection.execute(
         "SELECT max(last_ns), (SELECT max(start_ns) FROM request) FROM process").fetchone()
     connection.close()
     print(begin_s - newest_ns / 1e9, begin_s - kept_ns / 1e9, flush=True)
-    time.sleep(max(0, 1 - (time.time() - begin_s)))
+    time.sleep(max(0, 1 - (time.time() - int(sys.argv[2]) / 1e9 - begin_s)))
 """
 
 
@@ -56,13 +57,27 @@ def prefill(path: Path, requests: int) -> None:
     big_stores.write(path, requests, big_stores.ending(_EARLIER, requests, time.time_ns()))
 
 
+def _go_on_at_once(store: Store) -> int:
+    """Have this machine's clock go on where a store ends; return by how much its times are early then, ns."""
+    end_ns = int(store.select("SELECT max(last_ns) FROM process").values[0][0])
+    anchor = clock.read_anchor()
+    store.execute(
+        "INSERT INTO process BY NAME SELECT max(process) + 1 AS process, 'earlier' AS series, 'host-b' AS host, "
+        "$domain AS domain, 1 AS pid, 1 AS parent_pid, 0 AS started_ns, $offset AS offset_ns, 0 AS lost_records, "
+        "MAP {} AS facts FROM process",
+        {"domain": clock.domain(), "offset": end_ns - anchor.monotonic_ns},
+    )
+    store.remember({"recorder.published_ns": str(end_ns)})
+    return anchor.wall_ns - end_ns
+
+
 def measure(output: Path, seconds: float, folder: Path) -> dict[str, Any]:
     """Record on top of a store for so long; return what it cost and how far the snapshot was behind."""
     working = working_path(output)
     output.rename(working)
     with Store.open(working, "write") as store:
         events = int(store.select("SELECT count(*) FROM event").values[0][0])
-        store.remember({"recorder.published_ns": str(time.time_ns())})
+        early_ns = _go_on_at_once(store)
     (folder / "spool").mkdir()
     recorder = Recorder(output, [folder / "spool"], {})
     begin_s = time.monotonic()
@@ -76,7 +91,8 @@ def measure(output: Path, seconds: float, folder: Path) -> dict[str, Any]:
                 time.sleep(1.0)
             warm_s = time.monotonic() - begin_s
             before = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
-            reader = subprocess.Popen([sys.executable, "-c", READ, str(output)], stdout=subprocess.PIPE, text=True)
+            reading = [sys.executable, "-c", READ, str(output), str(early_ns)]
+            reader = subprocess.Popen(reading, stdout=subprocess.PIPE, text=True)
             time.sleep(seconds)
             after = (time.process_time(), recorder.stats.publishing_s, recorder.stats.published, recorder.stats.events)
             reader.terminate()
