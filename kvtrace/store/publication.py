@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Extent = Literal["whole", "changed"]
-"""What was gone through: every byte of the store, or the blocks that differ from those of a snapshot known of before."""
+"""What was gone through: every byte of the store, or what differs from a snapshot that was known of before."""
 
 _HEADERS_BYTES = 3 * 4096  # DuckDB's own: one of the file, two of which the newer counts
 _BLOCK_BYTES = 262_144
@@ -60,7 +60,7 @@ class Publication:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether a known snapshot is there that nobody has open, so that only what has changed need be gone through."""
+        """Whether a known snapshot is there that nobody has open: only what has changed need be gone through then."""
         spare = self._take_spare()
         if spare is None:
             return False
@@ -217,13 +217,14 @@ def copy_changed(
     Blocks are told apart by the checksums of both, `doubtful` ones by all that is in them.
     """
     size, there = os.fstat(source).st_size, os.fstat(target).st_size
-    changed = []
+    changed, ours, theirs = [], bytearray(_BLOCK_BYTES), bytearray(_BLOCK_BYTES)
     for block, checksum in enumerate(of_source):
         at = _HEADERS_BYTES + block * _BLOCK_BYTES
         if at + _BLOCK_BYTES > there:
             is_same = False
         elif block in doubtful:
-            is_same = os.pread(target, _BLOCK_BYTES, at) == os.pread(source, _BLOCK_BYTES, at)
+            # Into memory that is there: to have it anew for each block would take as long again.
+            is_same = os.preadv(target, [theirs], at) == os.preadv(source, [ours], at) and ours == theirs
         else:
             is_same = of_target[block] == checksum
         if not is_same:
