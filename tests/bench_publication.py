@@ -168,6 +168,10 @@ def _rows(store: str, caveat: str = "") -> dict[str, Row]:
             "the recorder in all", " % of a core", lambda found: found["recorder_share"] * 100,
             more=lambda found: f", {found['memory_mib']:,} MiB of memory at most",
         ),
+        "first": Row(
+            "first snapshot of a recorder that is started anew on it, after a kill", " s",
+            lambda found: found["first_s"], more=lambda found: f", the {_FIRST}th after {found['warm_s']} s",
+        ),
     }  # fmt: skip
 
 
