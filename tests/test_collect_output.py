@@ -15,7 +15,7 @@ import pytest
 
 from kvtrace import cli, emit, stages
 from kvtrace.cli.recording import LATER_NS
-from kvtrace.collect import Recorder
+from kvtrace.collect import Recorder, conclusions
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
 from tests import spooled
@@ -56,7 +56,7 @@ def test_a_store_that_another_recorder_writes_is_not_discarded(spool: Path, outp
     script = """
 import sys
 from pathlib import Path
-from kvtrace.collect import Recorder
+from kvtrace.collect import Recorder, conclusions
 with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}):
     print("ready", flush=True)
     sys.stdin.read()
@@ -312,7 +312,11 @@ def test_a_snapshot_that_somebody_kept_back_comes_as_soon_as_he_lets_go(
     """Without another analysis, which would only make it later, and before one is due."""
     analysed: list[float] = []
     publish = Store.publish
-    monkeypatch.setattr(Store, "publish", lambda store, target, whole: publish(store, target, whole=len(analysed) < 3))
+
+    def too_much(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
+        return publish(store, target, whole=whole and len(analysed) < 3)
+
+    monkeypatch.setattr(Store, "publish", too_much)
 
     def took(_store: Store, _since_ns: int | None) -> int:
         analysed.append(time.monotonic())
@@ -336,3 +340,29 @@ def test_a_snapshot_that_somebody_kept_back_comes_as_soon_as_he_lets_go(
         until(lambda: recorder.stats.published > published)
         assert len(analysed) <= times + 1  # one may have been under way
     alive.close()
+
+
+def test_a_snapshot_does_not_wait_for_findings(spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are gathered from the newest 20,000 requests, and come out with the next one."""
+    publish, order = Store.publish, []
+
+    def published(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
+        order.append("published")
+        return publish(store, target, whole=whole)
+
+    def found(_store: Store, _newest: int) -> int:
+        order.append("found")
+        return 0
+
+    monkeypatch.setattr(Store, "publish", published)
+    monkeypatch.setattr(conclusions.table, "write", found)
+    write(spool, 0, 10)
+    with Recorder(output, [spool], {}, analysis=lambda _store, _since_ns: 0) as recorder:
+        store = recorder._store
+        assert store is not None
+        recorder._pass(store)
+        order.clear()
+        recorder._analyze_and_publish(store)
+        assert order == ["published", "found"]
+        recorder._analyze_and_publish(store)
+        assert order == ["published", "found", "published"]
