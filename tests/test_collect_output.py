@@ -15,7 +15,7 @@ import pytest
 
 from kvtrace import cli, emit, stages
 from kvtrace.cli.recording import LATER_NS
-from kvtrace.collect import Recorder
+from kvtrace.collect import Recorder, conclusions
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
 from tests import spooled
@@ -56,7 +56,7 @@ def test_a_store_that_another_recorder_writes_is_not_discarded(spool: Path, outp
     script = """
 import sys
 from pathlib import Path
-from kvtrace.collect import Recorder
+from kvtrace.collect import Recorder, conclusions
 with Recorder(Path(sys.argv[1]), [Path(sys.argv[2])], {}):
     print("ready", flush=True)
     sys.stdin.read()
@@ -282,3 +282,87 @@ def test_publishing_takes_a_tenth_of_the_time_at_most(
 
     # The first two are whole and come at once; each further one takes 0.2 s, and nine times that goes by behind it.
     assert published - 2 <= took_s / 2 + 1
+
+
+def test_a_recorder_started_anew_publishes_what_has_come_before_it_is_analysed(spool: Path, output: Path) -> None:
+    """What was owed is a minute and more of requests; whoever looks meanwhile sees the events."""
+    dying = Recorder(output, [spool], {}, analysis=None)
+    dying._open()
+    assert dying._store is not None
+    dying._store.close()
+    write(spool, 0, 10)
+    may_go_on = threading.Event()
+
+    def slow(_store: Store, _since_ns: int | None) -> int:
+        assert may_go_on.wait(60)
+        return 0
+
+    with Recorder(output, [spool], {}, analysis=slow) as anew:
+        anew.start()
+        try:
+            until(lambda: numbers(output) == list(range(10)))
+            assert not anew.stats.analyze_s
+        finally:
+            may_go_on.set()
+
+
+def test_a_snapshot_that_somebody_kept_back_comes_as_soon_as_he_lets_go(
+    spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without another analysis, which would only make it later, and before one is due."""
+    analysed: list[float] = []
+    publish = Store.publish
+
+    def too_much(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
+        return publish(store, target, whole=whole and len(analysed) < 3)
+
+    monkeypatch.setattr(Store, "publish", too_much)
+
+    def took(_store: Store, _since_ns: int | None) -> int:
+        analysed.append(time.monotonic())
+        return 0
+
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=took)
+    alive = emit.Emitter(spool)
+    with recorder:
+        recorder.start()
+        while recorder.stats.published < 4:
+            alive.emit(STEP, "r", 1)
+            time.sleep(0.01)
+        with output.with_name("run.duckdb.spare").open("rb"):
+            while not recorder._pace.is_refused:
+                alive.emit(STEP, "r", 1)
+                time.sleep(0.01)
+            recorder._pace.pause(60.0)
+            published, times = recorder.stats.published, len(analysed)
+            time.sleep(0.6)
+            assert recorder.stats.published == published
+        until(lambda: recorder.stats.published > published)
+        assert len(analysed) <= times + 1  # one may have been under way
+    alive.close()
+
+
+def test_a_snapshot_does_not_wait_for_findings(spool: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are gathered from the newest 20,000 requests, and come out with the next one."""
+    publish, order = Store.publish, []
+
+    def published(store: Store, target: Path, *, whole: bool = True) -> Extent | None:
+        order.append("published")
+        return publish(store, target, whole=whole)
+
+    def found(_store: Store, _newest: int) -> int:
+        order.append("found")
+        return 0
+
+    monkeypatch.setattr(Store, "publish", published)
+    monkeypatch.setattr(conclusions.table, "write", found)
+    write(spool, 0, 10)
+    with Recorder(output, [spool], {}, analysis=lambda _store, _since_ns: 0) as recorder:
+        store = recorder._store
+        assert store is not None
+        recorder._pass(store)
+        order.clear()
+        recorder._analyze_and_publish(store)
+        assert order == ["published", "found"]
+        recorder._analyze_and_publish(store)
+        assert order == ["published", "found", "published"]

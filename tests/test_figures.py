@@ -58,7 +58,7 @@ FOUND: dict[str, Any] = {
     "switched": [{"mode": mode, "requests_a_side": 381, **INTERVALS} for mode in ("push", "pull")],
     "publication": {
         "prefilled_events": 780_000, "events_per_s": 2_150, "age_max_s": 4.2, "age_median_s": 2.3,
-        "requests_age_s": 5.0, "requests_age_max_s": 7.0, "publishing_share": 0.041,
+        "requests_age_s": 5.0, "requests_age_max_s": 7.0, "publishing_share": 0.041, "first_s": 0.2, "warm_s": 11.3,
         "recorder_share": 0.62, "memory_mib": 660,
     },
 }  # fmt: skip

@@ -122,6 +122,34 @@ def test_the_work_before_a_refused_publication_takes_no_more_of_the_time(
     assert tries * min(work_s, 2.0) <= 30 + work_s
 
 
+def test_a_snapshot_that_costs_more_than_the_others_is_paid_for_by_them(clock: Clock, tmp_path: Path) -> None:
+    """A checkpoint in ten merges rows and takes ten times as long: no snapshot comes later for it."""
+    store = Copied(clock, 0.1, 0.05)
+    pace = Pace(tmp_path / "run.duckdb", 2.0)
+    for number in range(10):
+        store.cost_s["changed"] = 0.05
+        follow(pace, store, clock, 20)
+        published, store.cost_s["changed"] = len(store.done), 0.7 if number else 0.05
+        follow(pace, store, clock, 2.5)
+        assert len(store.done) > published
+        store.cost_s["changed"] = 0.05
+        published = len(store.done)
+        follow(pace, store, clock, 20)
+        assert len(store.done) >= published + 8
+
+    assert clock.spent_s <= SHARE * 425
+
+
+def test_not_much_is_saved_up(clock: Clock, tmp_path: Path) -> None:
+    store = Copied(clock, 0.1, 0.01)
+    pace = Pace(tmp_path / "run.duckdb", 2.0)
+    follow(pace, store, clock, 3600)
+    spent_s, store.cost_s["changed"] = clock.spent_s, 0.6
+    follow(pace, store, clock, 60)
+
+    assert SHARE * 60 < clock.spent_s - spent_s <= SHARE * 60 + publishing._SAVED_S + 0.6
+
+
 def test_what_must_be_published_is(clock: Clock, tmp_path: Path) -> None:
     store = Copied(clock, 4.0, 0.5)
     store.is_held = True

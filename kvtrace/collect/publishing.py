@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 SHARE = 0.1
 """At most this part of one processor goes into publishing."""
+_SAVED_S = 1.0
+"""So much processor time may be saved up by snapshots that cost less, for one that costs more: DuckDB merges what was
+appended little by little into ever larger groups of rows, so that a checkpoint in ten takes several times as long."""
 _RETRY_S = 0.5
 
 
@@ -22,11 +25,13 @@ class Pace:
         self.target = target
         self.cost_s = 0.0  # processor time of the last publication
         self.published_ns = 0
+        self.is_refused = False  # the last time somebody read what would have been brought up to date
         self._interval_s = interval_s
         self._next_s = 0.0
         self._last_s = 0.0
         self._count = 0
         self._whole_cost_s = 0.0
+        self._saved_s = 0.0  # processor time, as of the last publication
 
     @property
     def is_due(self) -> bool:
@@ -45,8 +50,10 @@ class Pace:
         """
         begin_s, spent_s = time.monotonic(), time.process_time()
         is_paid = self._count < 2 or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
+        saved_s = min(_SAVED_S, self._saved_s + SHARE * (begin_s - self._last_s)) if self._count else 0.0
         extent = store.publish(self.target, whole=at_any_cost or is_paid)
         least_s = min(work_s, self._interval_s)
+        self.is_refused = extent is None
         if extent is None:
             self._next_s = time.monotonic() + max(_RETRY_S, least_s)
             return False
@@ -54,11 +61,11 @@ class Pace:
         self._last_s = time.monotonic()
         self._count += 1
         self.published_ns = time.time_ns()
-        pause_s = self._interval_s
         if extent == "whole":
-            self._whole_cost_s = self.cost_s
+            self._whole_cost_s, self._saved_s = self.cost_s, 0.0  # waited for, or free
         else:
-            pause_s = max(pause_s, self.cost_s * (1 / SHARE - 1))
+            self._saved_s = saved_s - self.cost_s * (1 - SHARE)
+        pause_s = max(self._interval_s, -self._saved_s / SHARE)
         self._next_s = self._last_s + max(pause_s - work_s, least_s)
         return True
 

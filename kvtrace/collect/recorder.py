@@ -148,25 +148,34 @@ class Recorder:
     # Following ----------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
+        if self.resumed:
+            self._guarded(self._catch_up)
         while not self._stopping.is_set():
             next_s = time.monotonic() + POLL_INTERVAL_S
             self._guarded(self._pass)
             if self._pace.is_due:
                 self._guarded(self._analyze_and_publish)
+            elif self._pace.is_refused:
+                self._guarded(self._publish_again)
             self._stopping.wait(max(0.0, next_s - time.monotonic()))
 
-    def _guarded(self, part: Callable[[Store], int]) -> int:
+    def _catch_up(self, store: Store) -> None:
+        """Publish what has come since an interrupted recording before it is analysed, which takes its time."""
+        self._pass(store)
+        self._write_own(store, "recording")
+        self._publish(store)
+
+    def _guarded(self, part: Callable[[Store], object]) -> None:
         """Run one part of the work; a failure is noted and tried again later, since the spool keeps the events."""
         assert self._store is not None  # noqa: S101 -- opened before the thread starts
         try:
-            done = part(self._store)
+            part(self._store)
         except (KvtraceError, OSError) as error:
             self.failure = error if isinstance(error, KvtraceError) else StoreError(str(error))
             self.stats.failing = True
             self._notices.add(str(self.output), str(error))
-            return 0
-        self.failure, self.stats.failing = None, False
-        return done
+        else:
+            self.failure, self.stats.failing = None, False
 
     def _end(self) -> None:
         store, self._store = self._store, None
@@ -250,23 +259,29 @@ class Recorder:
 
     # Publishing ---------------------------------------------------------------------------------------
 
-    def _analyze_and_publish(self, store: Store) -> int:
+    def _analyze_and_publish(self, store: Store) -> None:
         is_analyzed = self._since_ns is None or self._analysis is None
         is_new = self._is_unpublished or self._conclusions.is_due
         if is_analyzed and not is_new and not self._notices.unwritten:
             self._audience.analyzed(store, self.stats)
-            return 0
+            return
         if is_behind := self._since_ns is not None:
             self._analyze(store, self._since_ns)
-        self._is_unpublished |= self._conclusions.refresh(store)
+        else:
+            self._is_unpublished |= self._conclusions.refresh(store)
         self._write_own(store, "recording")
         self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
         if is_behind:
             self._pass(store)  # what has come meanwhile need not wait for the next snapshot
         self._retention.apply(store)
-        if self._publish(store):
-            self._remove_finished()
-        return 0
+        self._publish(store)
+        if is_behind:  # what the answers say comes with the next snapshot: this one's events do not wait for it
+            self._is_unpublished |= self._conclusions.refresh(store)
+
+    def _publish_again(self, store: Store) -> None:
+        """Publish what somebody kept from being published as soon as he lets go, without another analysis."""
+        if store.is_cheap_to_publish(self.output):
+            self._publish(store)
 
     def _analyze(self, store: Store, since_ns: int | None) -> None:
         """Bring the answers up to date. A failure is noted: events without answers are better than neither."""
@@ -287,10 +302,10 @@ class Recorder:
         self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
         self.stats.analyze_s = time.monotonic() - begin_s
 
-    def _publish(self, store: Store) -> bool:
-        """Publish the store and its copies; return False if that has to wait."""
+    def _publish(self, store: Store) -> None:
+        """Publish the store and its copies, and delete what they hold from the spool, unless that has to wait."""
         if not self._pace.publish(store, work_s=self.stats.analyze_s):
-            return False
+            return
         self._is_unpublished = False
         self.stats.publish_s = self._pace.cost_s
         self.stats.publishing_s += self._pace.cost_s
@@ -299,7 +314,7 @@ class Recorder:
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)
-        return True
+        self._remove_finished()
 
     def _put_copy(self, store: Store, copy: Pace, *, at_any_cost: bool = False) -> None:
         """Publish a copy beside the store; that it cannot be put there does not keep the store from being published."""

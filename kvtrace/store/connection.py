@@ -221,6 +221,11 @@ class Store:
         except OSError as error:
             raise StoreError(f"{target} could not be published: {error.strerror}; the recording goes on") from error
 
+    def is_cheap_to_publish(self, target: Path) -> bool:
+        """Return whether a snapshot is at hand that only what has changed need be copied into."""
+        publication = self._publications.get(target)
+        return publication is not None and publication.is_cheap
+
     def used_bytes(self) -> int:
         """Return how many bytes of the file hold something; what was deleted counts no more."""
         return int(self.select("SELECT used_blocks * block_size FROM pragma_database_size()").values[0][0])

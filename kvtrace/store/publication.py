@@ -3,7 +3,7 @@
 The snapshot before the last one is kept under a name of its own, brought up to date block by block, and put in place
 by a rename. That is done only under a lease, which the kernel grants while nobody has it open: whoever opened a
 snapshot keeps it as it was, and whoever is just opening it (by the name that it had) waits until it is whole again.
-Otherwise the store is copied whole.
+Otherwise the store is copied whole. What a killed process left is compared byte by byte, since it may be torn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Extent = Literal["whole", "changed"]
-"""What was copied: every byte of the store, or the blocks that differ from those of an earlier snapshot."""
+"""What was gone through: every byte of the store, or what differs from a snapshot that was known of before."""
 
 _HEADERS_BYTES = 3 * 4096  # DuckDB's own: one of the file, two of which the newer counts
 _BLOCK_BYTES = 262_144
@@ -42,34 +42,47 @@ class Publication:
     def __init__(self, target: Path) -> None:
         self.target = target
         self._spare = beside(target, SPARE_SUFFIX)
-        self._own: int | None = None  # the inode that was put in place last
+        self._own = _inode(target)  # what was put in place last, by whomever
         self._known: dict[int, _Known] = {}  # by inode, of the last two snapshots
         self._number = 0
         self._changed: dict[int, int] = {}  # by block, in which of the last publications it was found to have changed
-        self._spare.unlink(missing_ok=True)  # of a process that was killed: perhaps torn
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Have what a process that was killed left be the next snapshot's ground: perhaps torn, and known as nobody's.
+
+        It was killed before the spare had this name again, or behind.
+        """
+        arriving = beside(self.target, PUBLISHING_SUFFIX)
+        with contextlib.suppress(OSError):  # whatever is in the way is told of when it is
+            if _inode(arriving) is not None and _inode(self._spare) in {None, self._own}:
+                arriving.replace(self._spare)
 
     @property
     def is_cheap(self) -> bool:
-        """Whether a snapshot is there that nobody has open, so that only what has changed need be copied."""
+        """Whether a known snapshot is there that nobody has open: only what has changed need be gone through then."""
         spare = self._take_spare()
         if spare is None:
             return False
-        spare.close()
-        return True
+        with contextlib.closing(spare):
+            return os.fstat(spare.fileno()).st_ino in self._known
 
     def put(self, descriptor: int) -> Extent:
-        """Put a copy of the file behind `descriptor` in place; return how much was copied. Raises OSError."""
+        """Put a copy of the file behind `descriptor` in place; return how much was gone through. Raises OSError."""
         arriving = beside(self.target, PUBLISHING_SUFFIX)
         sums = checksums(descriptor)
         spare = self._take_spare()
+        is_known = spare is not None and os.fstat(spare.fileno()).st_ino in self._known
         try:
             if spare is None:
                 copy_through(descriptor, arriving)
                 status = arriving.stat()
             else:
                 with contextlib.closing(spare):
-                    target, doubtful = spare.fileno(), self._doubtful(descriptor)
-                    changed = copy_changed(descriptor, target, doubtful, self._sums_of(target), sums)
+                    target = spare.fileno()
+                    doubtful = self._doubtful(descriptor) if is_known else range(len(sums))
+                    of_target = self._sums_of(target) if is_known else []
+                    changed = copy_changed(descriptor, target, doubtful, of_target, sums)
                     status = os.fstat(target)  # before anybody else can write to it
                 self._changed.update(dict.fromkeys(changed, self._number))
                 self._spare.replace(arriving)
@@ -84,7 +97,7 @@ class Publication:
         kept = {one: known for one, known in self._known.items() if one == self._own}
         self._known = {**kept, inode: _Known(status.st_mtime_ns, sums)}
         self._own = inode
-        return "whole" if spare is None else "changed"
+        return "changed" if is_known else "whole"
 
     def _doubtful(self, descriptor: int) -> set[int]:
         """Return which blocks are to be compared byte by byte this time."""
@@ -134,6 +147,15 @@ class _Known:
 
     modified_ns: int
     sums: list[bytes]
+
+
+def _inode(path: Path) -> int | None:
+    """Return what tells the regular file at a path from others; None where none is."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            return status.st_ino
+    return None
 
 
 class _File:
@@ -195,13 +217,14 @@ def copy_changed(
     Blocks are told apart by the checksums of both, `doubtful` ones by all that is in them.
     """
     size, there = os.fstat(source).st_size, os.fstat(target).st_size
-    changed = []
+    changed, ours, theirs = [], bytearray(_BLOCK_BYTES), bytearray(_BLOCK_BYTES)
     for block, checksum in enumerate(of_source):
         at = _HEADERS_BYTES + block * _BLOCK_BYTES
         if at + _BLOCK_BYTES > there:
             is_same = False
         elif block in doubtful:
-            is_same = os.pread(target, _BLOCK_BYTES, at) == os.pread(source, _BLOCK_BYTES, at)
+            # Into memory that is there: to have it anew for each block would take as long again.
+            is_same = os.preadv(target, [theirs], at) == os.preadv(source, [ours], at) and ours == theirs
         else:
             is_same = of_target[block] == checksum
         if not is_same:
