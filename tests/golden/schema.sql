@@ -1024,7 +1024,7 @@ COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
 CREATE MACRO walk_common_sql() AS '96955 letters, sha256 041f06e8f89e1ab7711b21fb239522bee2d5b659c561d69c6a1c3a231304de60';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
-CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25649 letters, sha256 2a288feaee5eb252a915fa13439da3c0d989d76802b0b5f886b7cec3137ba0f2';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '25650 letters, sha256 760db1ad231c00e512df011e248d48bafe61e7494c6631d6a280613c79c19a95';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
 CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '32190 letters, sha256 cb2e1269b9a638fbcebbad70716c9a6a8a5d711ab9feac338c3f1d73c76851f1';
 COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';
