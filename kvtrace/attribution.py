@@ -123,7 +123,8 @@ def _transfer_bounds(
         return transfer_ns, transfer_ns
     wire_ns = sum(s.end_ns - s.start_ns for s in segments if s.cause == stages.WIRE.name)
     low_ns = transfer_ns - min(wire_ns, max(0, arrived.t_ns - graph.arrived_low_ns))
-    high_ns = transfer_ns + max(0, min(graph.arrived_high_ns, max(detection_end_ns, arrived.t_ns)) - arrived.t_ns)
+    arrived_ns = max(arrived.t_ns, segments[0].start_ns)  # of the path, which may begin later
+    high_ns = transfer_ns + max(0, min(graph.arrived_high_ns, max(detection_end_ns, arrived_ns)) - arrived_ns)
     return low_ns, high_ns
 
 

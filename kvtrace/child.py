@@ -63,6 +63,8 @@ class _Child:
     def wait(self) -> int:
         """Return the exit code of the command, 128 + n for signal n. Raises OSError where it cannot be run."""
         self.terminal = _Terminal.of_stdin()
+        # Where ends of children are ignored, as below some supervisors, the kernel keeps no exit code of them.
+        self.before = {signal.SIGCHLD: signal.signal(signal.SIGCHLD, signal.SIG_DFL)}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
         try:
             # Python ignores SIGPIPE for itself, and the mask set here is not meant for the child.
@@ -75,7 +77,7 @@ class _Child:
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
             )
             # After the spawn, so that the child inherits what was ignored and not what is handled here.
-            self.before = {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
+            self.before |= {number: signal.signal(number, self._hand_on) for number in _HANDED_ON}
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
@@ -132,7 +134,7 @@ class _Child:
             number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self.interrupts, 3) - 1]
         if number == signal.SIGTERM:
             self.terminated = True
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # sudo's child is another user's
                 os.kill(self.pid, number)
         else:
             self._signal_group(number)

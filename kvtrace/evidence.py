@@ -46,8 +46,12 @@ class Timeline:
         return self._made.get((number, at_ns))
 
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
-        """Return the steps made up in [start_ns, end_ns)."""
-        return self.steps[bisect_left(self._scheduled, start_ns) : bisect_left(self._scheduled, end_ns)]
+        """Return the steps made up in [start_ns, end_ns), but for those that seem to have ended before they were.
+
+        Of such, as where an end was recorded and another step of that number, no time is known.
+        """
+        first, last = bisect_left(self._scheduled, start_ns), bisect_left(self._scheduled, end_ns)
+        return [step for step in self.steps[first:last] if not 0 < step.ended_ns < step.scheduled_ns]
 
     def running(self, at_ns: int) -> Step | None:
         """Return the last step made up at or before `at_ns` that had not ended then, None if there was none."""

@@ -19,6 +19,7 @@ AFTER_REPLY = "P's reply, after which the answer went on"
 SENT_LATE = "the router to send the decode leg"
 TO_POST = "a processor for the thread that posts"
 TO_NOTICE = "a processor for D's thread that looks for the KV"
+IN_CORE = "D's core, which takes requests in between two steps"
 
 
 def divide(
@@ -103,10 +104,15 @@ def _divide_intake(
     edge: stages.Edge, start_ns: int, end_ns: int, request: Request, timeline: Timeline
 ) -> list[Part] | None:
     """Divide the way into a scheduler; None where it was taken in at once, and where an attempt was lost on the way."""
-    intake_ns = max(event.d for event in request.events[edge.after.name] if event.t_ns == end_ns)
+    intake_ns = _intake_ns(request, edge.after.name, end_ns)
     if intake_ns < division.INTAKE_NS or (request.lost and edge.before.name in _SENT):
         return None
     return division.divide_intake(start_ns, intake_ns, end_ns, timeline, edge.split.partition(".")[0])
+
+
+def _intake_ns(request: Request, enqueued: str, at_ns: int) -> int:
+    """Return for how long, ns, the request that was taken in then had been in the core's queue."""
+    return max(event.d for event in request.events[enqueued] if event.t_ns == at_ns)
 
 
 def _engine(request: Request, side: str) -> str:
@@ -197,9 +203,10 @@ def _divide_registration(
         if name == stages.DECODE_ALLOCATED.name and edge.split != "late":
             parts.extend(_divide_late_allocation(at_ns, stop_ns, request, around))
         else:
-            late = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
             decode = around.timelines.get(request.decode_engine, NOTHING)
-            parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
+            whole = Part(at_ns, stop_ns, stages.REGISTRATION_LATE.name, waited_for)
+            for late in _by_intake(whole, request, point.t_ns) if name == stages.DECODE_ENQUEUED.name else [whole]:
+                parts.extend(division.divide_by_handshake(late, decode, request.prefill_engine))
         at_ns = stop_ns
     parts.append(Part(at_ns, arrival_ns, stages.REGISTRATION_LATE.name, "D's registration, on its way"))
     if edge.split == "late":
@@ -209,6 +216,15 @@ def _divide_registration(
     else:
         parts.extend(_divide_sender(arrival_ns, end_ns, graph, request, around))
     return [part for part in parts if part.end_ns > part.start_ns]
+
+
+def _by_intake(late: Part, request: Request, enqueued_ns: int) -> list[Part]:
+    """Divide the way into D's scheduler, which a registration waited for: to the core's queue, then in it."""
+    in_queue_ns = _intake_ns(request, stages.DECODE_ENQUEUED.name, enqueued_ns)
+    if in_queue_ns < division.INTAKE_NS:
+        return [late]
+    came_ns = min(max(late.start_ns, enqueued_ns - in_queue_ns), late.end_ns)
+    return [late._replace(end_ns=came_ns), late._replace(start_ns=came_ns, waited_for=IN_CORE)]
 
 
 _REGISTRATION_CHAIN = (

@@ -258,6 +258,20 @@ def test_who_waits_in_the_cores_queue_waits_for_the_step_that_runs(waited_ms: fl
     assert causes["prefill.frontend"] == pytest.approx(before["prefill.frontend"] + 30 - boundary_ms)
 
 
+@pytest.mark.parametrize("waited_ms", [0.9, 20, 100])
+def test_a_registration_that_waits_in_ds_core_is_not_its_front_ends(waited_ms: float) -> None:
+    """P has computed at 30; D's leg, sent at 40, is at D's server at 41 and is taken in by its core at 71."""
+    trace = push(75).shifted(1, 39, only=["router.decode_sent", "decode.http_received"])
+    trace = trace.shifted(3, 68, only=["decode.enqueued"]).shifted(3, 68, only=["decode.allocated"])
+    trace.events = [e._replace(d=round(waited_ms * MS)) if e.stage == "decode.enqueued" else e for e in trace.events]
+    answer = trace.answer()
+    told = {one.waited_for: (one.end_ns - one.start_ns) / MS for one in answer.segments if "late" in one.cause}
+    in_core_ms = {0.9: 0, 20: 20, 100: 30}[waited_ms]
+
+    assert told.get("D's front end", 0) == 30 - in_core_ms
+    assert told.get("D's core, which takes requests in between two steps", 0) == in_core_ms
+
+
 def test_queue_behind_others_is_compute_and_their_blocks_are_not() -> None:
     """Passed over by steps that compute: queue. The step that ran at arrival: its boundary."""
     trace = push().shifted(3.5, 30, only=[s.name for s in stages.STAGES if s is not stages.DECODE_ALLOCATED])

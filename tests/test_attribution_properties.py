@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvtrace import stages
 from kvtrace.model import Event
-from tests.trace import JITTER_BYTES, MS, causes_ms, check_tiles, jittered, pull, push
+from tests.trace import JITTER_BYTES, MS, D, causes_ms, check_tiles, jittered, ns, pull, push
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,6 +47,25 @@ def _without_processor(event: Event, ns: int) -> Iterator[Event]:
     if told is not None:
         stage, *numbers = told
         yield Event(event.t_ns, stage.name, event.process, event.request, "", *numbers)
+
+
+def test_a_step_that_ended_before_it_was_made_up_takes_no_time_from_others() -> None:
+    """As where an end was recorded, and later another step of that number: D waits from 45 to 76 for its own step."""
+    trace = push().shifted(45.5, 30).step(D, 77, (60, 60.5, 61, 61.5, 55), tokens=500)
+    check_tiles(trace)
+
+    assert causes_ms(trace.answer()) == causes_ms(push().shifted(45.5, 30).answer())
+
+
+def test_what_was_posted_before_the_request_began_is_no_part_of_it() -> None:
+    """Two clocks: the post is stamped 40 ms before the start, the completion at 33; the pair's fastest took 1 ms."""
+    stamped = {"transfer.post_started": ns(-40), "transfer.done": ns(33)}
+    trace = pull()
+    trace.events = [event._replace(t_ns=stamped.get(event.stage, event.t_ns)) for event in trace.events]
+    trace.events += pull("r2").later(1_000).events
+    check_tiles(trace)
+
+    assert trace.answers()[0].transfer_high_ns == 33 * MS
 
 
 @settings(max_examples=50, deadline=None)

@@ -204,11 +204,9 @@ def test_a_models_owner_counts_and_its_folder_does_not(run: str, against: str, i
 
 
 def test_what_is_secret_is_not_told(tmp_path: Path) -> None:
-    """A limit of tokens is none."""
-    one, other = (
-        {"command": f"HF_TOKEN={a} vllm serve m --api-key {a} --hf-token={a} --max-num-batched-tokens {b}"}
-        for a, b in (("hush", 8), ("hash", 16))
-    )
+    """A limit of tokens is none. An older kvtrace kept commands as they were."""
+    words = "docker --env=KEY={0} --url http://{0}@h HF_TOKEN={0} vllm --api-key {0} {0} --max-num-batched-tokens {1}"
+    one, other = ({"command": words.format(*values)} for values in (("hush", 8), ("hash", 16)))
 
     assert compared(tmp_path, recording(facts=one), recording(facts=other))["differs"] == [
         {"what": "command --max-num-batched-tokens", "run": "8", "against": "16"}

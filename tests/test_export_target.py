@@ -37,6 +37,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--format", "otlp", "--endpoint", "ftp://x"], "no OTLP endpoint"),
         (["--format", "otlp", "--endpoint", "http://x:99999"], "no OTLP endpoint"),
         (["--format", "perfetto", "--from", "yesterday"], "--from wants a time"),
+        (
+            ["--format", "perfetto", "--from", "2026-11-30", "--to", "2026-11-29"],
+            "--from 2026-11-30 is not before --to",
+        ),
         (["--format", "perfetto", "--requests", "nobody"], "nobody"),
         (["--format", "parquet", "-o", "-"], "name a folder"),
         (["--format", "perfetto", "-o", "/nowhere/x"], "cannot be written"),

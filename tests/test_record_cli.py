@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvtrace import cli
+from kvtrace import child, cli
 from kvtrace.cli import recording
 from kvtrace.store import Store
 from tests import exported
@@ -271,6 +272,53 @@ sys.exit(main(["record", "-o", {str(store)!r}, "--spool", {str(spool)!r}]))
     assert ended.returncode == 0, ended.stderr
     assert f"wrote {store}: 0 requests, 0 events, 0 processes" in ended.stderr
     assert [path.name for path in tmp_path.glob("run.duckdb*")] == ["run.duckdb"]
+
+
+@pytest.mark.parametrize("place", ["recording.platform.node", "schema.ddl"])
+def test_a_command_that_is_stopped_before_it_begins_leaves_nothing(
+    tmp_path: Path, own_temporary_folder: Path, place: str
+) -> None:
+    """The signal comes while the recorder is made, or its store."""
+    module, _, name = place.rpartition(".")
+    early = f"""
+import os, pathlib, signal, sys
+from kvtrace import schema
+from kvtrace.cli import main, recording
+made = {place}
+def stopped():
+    os.kill(os.getpid(), signal.SIGTERM)
+    return made()
+{module}.{name} = stopped
+recording._SHARED_MEMORY = pathlib.Path("/none")
+sys.exit(main(["record", "-o", {str(tmp_path / "run.duckdb")!r}, "--", "true"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True, check=False, timeout=LONG_S)
+
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert [*tmp_path.glob("run.duckdb*"), *own_temporary_folder.iterdir()] == []
+
+
+def test_where_ends_of_children_are_ignored_the_exit_code_is_the_commands(tmp_path: Path, emitter: list[str]) -> None:
+    ignoring = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
+    ended = run("-o", tmp_path / "run.duckdb", "--", *emitter, "2", "0", "7", preexec_fn=ignoring)
+
+    assert ended.returncode == 7, ended.stderr
+    assert "cannot execute" not in ended.stderr
+
+
+def test_a_command_of_another_user_is_waited_for_although_it_may_not_be_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError
+
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(os, name, refuse)
+    command = child._Child(["sudo"], {}, pid=1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        command._hand_on(number, None)
+
+    assert command.terminated
 
 
 def test_a_killed_recorder_is_completed_from_its_spool_without_loss_or_duplicates(

@@ -69,6 +69,17 @@ def test_a_lab_is_brought_up_as_asked_and_its_facts_are_kept(tmp_path: Path, lab
     assert not FakeLab.arguments["spool"].exists()
 
 
+@pytest.mark.usefixtures("lab")
+def test_the_command_that_is_kept_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "run.duckdb"
+    monkeypatch.setattr("sys.argv", ["kvtrace", "record", "--otlp", "http://me:hush@host:4318"])
+
+    assert cli.main(["record", "-o", str(store), "--lab", "pull", "--requests", "1"]) == 0
+    assert answer(store, "SELECT value FROM run WHERE name = 'command'") == (
+        "kvtrace record --otlp 'http://***@host:4318'"
+    )
+
+
 def test_what_engines_do_before_the_load_is_not_recorded(
     tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

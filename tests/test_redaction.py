@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import time
 
 import pytest
 
 from kvtrace.redaction import without_secrets
+from tests.waiting import LONG_S
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,59 @@ def test_a_script_in_one_word_loses_them_too() -> None:
 
     assert "hush" not in kept
     assert kept == "export HF_TOKEN=*** && vllm serve m --api-key *** --max-num-batched-tokens 8 & curl http://***@b"
+
+
+HUSH = "hush"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["vllm", "serve", "m", "--api-key", "hush", "hush", "--port", "1"],
+        ["docker", "run", "--env=HF_TOKEN=hush", "-eAPI_KEY=hush", "-e", "DB_PASSWORD=a hush", "image"],
+        ["env", "OTEL_EXPORTER_OTLP_HEADERS=api-key=hush,x=y", "vllm"],
+        ["env", "OTEL_EXPORTER_OTLP_HEADERS=Authorization=Basic hush", "vllm"],
+        ["curl", "-H", "Authorization: Bearer hush", "-H", "x-api-key: hush", "--header=authorization:hush"],
+        ["run", "redis://:hush@host/0", "https://hush@host/x", "https://me:a@hush@host/x", "http://a,http://b:hush@c"],
+        ["vllm", "--kv-transfer-config", '{"api_key":"hush","deeper":[{"password":["hush"]},"http://a:hush@b"]}'],
+        ["bash", "-lc", "vllm serve m --api-key hush hush --port 1 && curl -H 'Authorization: Bearer hush' http://x"],
+        ["bash", "-c", "vllm --x '{\"token\": \"hush\"}' --y \"{\\\"token\\\": \\\"hush\\\"}\" --env=\"KEY=a hush\""],
+        ["sh", "-c", shlex.join(["sh", "-c", shlex.join(["sh", "-c", "vllm --hf-token 'a hush' --api-key hush"])])],
+        ["ssh", "host", "KEY=hush vllm serve m"],
+        ["run", "--pass", "hush", "--auth=me:hush", "MYSQL_PWD=hush", "--api-keys", "hush", "hush"],
+    ],
+)  # fmt: skip
+def test_no_way_to_give_a_secret_leaves_it_in(argv: list[str]) -> None:
+    assert HUSH in " ".join(argv)
+    assert HUSH not in " ".join(without_secrets(argv))
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("HF_TOKEN=hush vllm serve m --block-size 16", "HF_TOKEN=*** vllm serve m --block-size 16"),
+        ("a  && b\t--api-key=hush;\nc 'd e' | f", "a  && b\t--api-key=***\nc 'd e' | f"),
+        ('vllm --x \'{"a": 1}\' --y {"max_tokens":2}', 'vllm --x \'{"a": 1}\' --y {"max_tokens":2}'),
+        ("it's one \"quote and 'another", "it's one \"quote and 'another"),
+    ],
+)
+def test_what_else_is_in_a_script_stays_as_it_is(word: str, kept: str) -> None:
+    assert without_secrets(["bash", "-c", word]) == ["bash", "-c", kept]
+
+
+def test_json_stays_json() -> None:
+    (kept,) = without_secrets(['{"kv_connector": "NixlConnector", "token": "hush"}'])
+
+    assert json.loads(kept) == {"kv_connector": "NixlConnector", "token": "***"}
+    assert without_secrets(['{"kv_port":1}']) == ['{"kv_port":1}']
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["'" * 100_000, '"' + '\\"' * 60_000 + " x", "a." * 60_000, "key:" * 30_000, '{"a":' * 900 + "1" + "}" * 900],
+)
+def test_odd_words_take_no_time_and_end_nothing(word: str) -> None:
+    started_s = time.monotonic()
+
+    assert len(without_secrets(["bash", "-c", word])) == 3
+    assert time.monotonic() - started_s < LONG_S

@@ -87,7 +87,7 @@ def command(
         raise UsageError("--format otlp and --endpoint URL belong together")
     if form is Format.OTLP and output is not None:
         raise UsageError("--format otlp sends and writes no file: leave -o away, or use --format otlp-json")
-    span = _time(begin, "--from", 0), _time(end, "--to", NEVER_NS)
+    span = _span(begin, end)
     with Store.open(run, memory_bytes=_MEMORY_BYTES) as store:
         keys = tuple(key for name in dict.fromkeys(requests or ()) for key in selection.find_keys(store, name))
         choice = Choice(keys if requests else None, *span)
@@ -105,6 +105,14 @@ def command(
     # DuckDB allows no second connection of other rights beside the first.
     _write_folder(run, choice, output, force=force)
     return 0
+
+
+def _span(begin: str | None, end: str | None) -> tuple[int, int]:
+    """Return from when and until when, unix ns. Raises UsageError for an end that is no later."""
+    span = _time(begin, "--from", 0), _time(end, "--to", NEVER_NS)
+    if begin and end and span[0] >= span[1]:
+        raise UsageError(f"--from {begin} is not before --to {end}, so nothing can start in between")
+    return span
 
 
 def _time(text: str | None, option: str, default_ns: int) -> int:

@@ -26,6 +26,8 @@ from kvtrace.messages import command_line, say, write
 from kvtrace.modes import PULL, PUSH
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvtrace.cli.watching import Watch
     from kvtrace.collect import Recorder
 
@@ -179,17 +181,21 @@ def _writable(output: Path) -> Path:
     return output
 
 
+def _kept(argv: Sequence[str]) -> str:
+    """Return a command as a store keeps it: without secrets, and as text, which the name of a file need not be."""
+    from kvtrace.redaction import without_secrets
+
+    return shlex.join(without_secrets(argv)).encode(errors="backslashreplace").decode()
+
+
 # The three sources -----------------------------------------------------------------------------------------
 
 
 def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv: float, *, force: bool) -> int:
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
-    from kvtrace.redaction import without_secrets
 
-    # A command may name files in bytes that are no text; a store holds text.
-    line = shlex.join(without_secrets(argv)).encode(errors="backslashreplace").decode()
-    with recording(output, [make_spool()], {"command": line}, watch, force=force) as recorder:
+    with recording(output, [make_spool()], {"command": _kept(argv)}, watch, force=force) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
             say(note)
@@ -204,7 +210,7 @@ def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, 
 
     load = workload.Load(**wanted.given())
     sizes = {side: count for side in ("prefill", "decode") if (count := getattr(engines, side)) is not None}
-    facts = {"command": shlex.join(sys.argv), "workload": json.dumps(asdict(load))}
+    facts = {"command": _kept(sys.argv), "workload": json.dumps(asdict(load))}
     folder = make_spool()
     recorder: Recorder | None = None
     try:

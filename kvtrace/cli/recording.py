@@ -42,20 +42,21 @@ def recording(
     What happened before `from_monotonic_ns`, by this host's monotonic clock, is left out; the recorder's attribute of
     that name may be set later.
     """
-    from kvtrace.collect import Recorder
-
-    recorder = Recorder(
-        output,
-        spools,
-        {"host": platform.node(), **facts, **watch.facts},
-        delete_consumed=delete_consumed,
-        force=force,
-        observers=watch.observers(spools),
-        copies=watch.copies,
-        retention=watch.retention,
-    )
-    recorder.from_monotonic_ns = from_monotonic_ns
+    recorder: Recorder | None = None
     try:
+        from kvtrace.collect import Recorder
+
+        recorder = Recorder(
+            output,
+            spools,
+            {"host": platform.node(), **facts, **watch.facts},
+            delete_consumed=delete_consumed,
+            force=force,
+            observers=watch.observers(spools),
+            copies=watch.copies,
+            retention=watch.retention,
+        )
+        recorder.from_monotonic_ns = from_monotonic_ns
         with recorder:
             recorder.start()
             spools_again = [word for spool in recorder.spools for word in ("--spool", spool)]
@@ -63,7 +64,8 @@ def recording(
             say(f"recording into {output}; should this recorder be killed, `{resume}` completes it")
             yield recorder
     finally:
-        kept = [spool for spool in recorder.spools if is_private(spool) and not _clear(spool)]
+        followed = recorder.spools if recorder is not None else spools
+        kept = [spool for spool in followed if is_private(spool) and not _clear(spool)]
         for spool in kept:
             resume = command_line("record", "-o", output, "--spool", spool)
             say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")

@@ -7,7 +7,7 @@ import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.redaction import SECRET
+from kvtrace.redaction import SECRET, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def _flags(facts: Mapping[str, str]) -> dict[str, str]:
 def _words(line: str) -> Iterator[tuple[str, str]]:
     """Yield the variables and flags of a command with their values."""
     try:
-        words = shlex.split(line)
+        words = without_secrets(shlex.split(line))  # of a store that an older kvtrace made
     except ValueError:
         return
     for number, word in enumerate(words):

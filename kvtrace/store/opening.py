@@ -140,13 +140,18 @@ def _create(path: Path) -> None:
         "kvtrace": __version__,
         "duckdb": duckdb_version(),
     }
-    with _connect(unborn) as connection:
-        connection.execute("BEGIN TRANSACTION")
-        connection.execute(schema.ddl())
-        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
-        connection.execute("COMMIT")
-        connection.execute("CHECKPOINT")
-    unborn.replace(path)
+    try:
+        with _connect(unborn) as connection:
+            connection.execute("BEGIN TRANSACTION")
+            connection.execute(schema.ddl())
+            connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+            connection.execute("COMMIT")
+            connection.execute("CHECKPOINT")
+        unborn.replace(path)
+    except BaseException:
+        for leftover in (unborn, beside(unborn, WAL_SUFFIX)):
+            leftover.unlink(missing_ok=True)
+        raise
 
 
 def _check_file(path: Path) -> None:

@@ -1043,7 +1043,7 @@ COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
 CREATE MACRO walk_common_sql() AS '98431 letters, sha256 cdfe432f3163e42f46578c7542c2097b18e3cb8dc3a95841b0bb706429e806db';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
-CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28020 letters, sha256 849aba1051504d7fb651f6138cc52a8b74460b66037fb80dda9b6b2c207dd78a';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28021 letters, sha256 7ba22a648b2ba8502df7bc2614c9a9760802a6ce6f09ceae130e378d0d0aa27c';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
 CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '42143 letters, sha256 991a0be676e2d321422b30b65ee1aa0daad55a1f2ad71cd5b1fe3361baff4a1f';
 COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';

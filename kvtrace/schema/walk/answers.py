@@ -137,7 +137,7 @@ _WHOLE = """SELECT base, client, mode, begin_ns, token_ns, by_router, run_ns, tr
       THEN transfer_ns - least(wire_ns, greatest(0, arrived - bracket_low)) ELSE transfer_ns END AS low_ns,
     transfer_ns + CASE WHEN arrived IS NULL THEN o.unseen_ns + coalesce(l.unseen_ns, 0)
       WHEN transfer_ns > 0 OR detected_ns > 0
-      THEN greatest(0, least(bracket_high, greatest(coalesce(detected_ns, 0), arrived)) - arrived) ELSE 0 END
+      THEN greatest(0, least(bracket_high, coalesce(detected_ns, 0)) - greatest(arrived, begin_ns)) ELSE 0 END
       AS high_ns,
     token_ns - begin_ns AS ttft_ns
   FROM (SELECT * REPLACE (CASE WHEN n0 IS NOT NULL THEN token_ns END AS token_ns) FROM o WHERE reason IS NULL) AS o
