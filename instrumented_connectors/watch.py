@@ -58,9 +58,9 @@ def watch(
     """
     call = getattr(target, name, None)
     if call is None:
-        tracer.fact(f"missing.{name}", type(target).__name__)
+        tracer.fact(f"missing.{name}", _named(target))
         return
-    where = f"{type(target).__name__}.{name}"
+    where = f"{_named(target)}.{name}"
 
     @functools.wraps(call)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -92,6 +92,11 @@ def watch(
         return result
 
     setattr(target, name, watched)
+
+
+def _named(target: Any) -> str:
+    """Return the name of a class, or of an object's."""
+    return str(getattr(target, "__name__", type(target).__name__))
 
 
 class Forwarder:

@@ -74,22 +74,23 @@ def divide_by_handshake(part: Part, timeline: Timeline, peer: str, process: int 
 
 
 def divide_intake(start_ns: int, intake_ns: int, end_ns: int, timeline: Timeline, side: str) -> list[Part]:
-    """Divide a request's way into an engine's scheduler: while it is in the core's queue it waits for the running step.
+    """Divide a request's way into an engine's scheduler: its front end's until it is in the core's queue.
 
-    It came into that queue `intake_ns` before the end. The rest, between steps too, is the front end's.
+    It came into that queue `intake_ns` before the end, and waits there for the running step and the scheduler's turn.
     """
-    front, boundary = f"{side}.frontend", f"{side}.step_boundary"
-    at_ns, came_ns = start_ns, max(start_ns, end_ns - intake_ns)
-    parts: list[Part] = []
+    boundary, came_ns = f"{side}.step_boundary", max(start_ns, end_ns - intake_ns)
+    parts = [Part(start_ns, came_ns, f"{side}.frontend", f"{side}.enqueued")]
+    at_ns, before = came_ns, timeline.before(came_ns)
+    turn = _turn(before) if before is not None else Turn()
     running = timeline.running(came_ns)
     for step in ([running] if running is not None else []) + timeline.between(came_ns + 1, end_ns):
-        begin_ns, stop_ns = max(at_ns, came_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
+        begin_ns, stop_ns = max(at_ns, step.scheduled_ns), min(step_end_ns(step), end_ns)
         if stop_ns <= begin_ns:
             continue
-        parts.append(Part(at_ns, begin_ns, front, f"{side}.enqueued"))
+        parts.extend(divide_turn(at_ns, begin_ns, turn, boundary))
         parts.append(Part(begin_ns, stop_ns, boundary, f"the end of step {step.step}"))
-        at_ns = stop_ns
-    parts.append(Part(at_ns, end_ns, front, f"{side}.enqueued"))
+        at_ns, turn = stop_ns, _turn(step)
+    parts.extend(divide_turn(at_ns, end_ns, turn, boundary))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 

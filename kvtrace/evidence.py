@@ -61,6 +61,11 @@ class Timeline:
                 return step
         return None
 
+    def before(self, at_ns: int) -> Step | None:
+        """Return the last step made up at or before `at_ns`, None if there was none."""
+        position = bisect_right(self._scheduled, at_ns) - 1
+        return self.steps[position] if position >= 0 else None
+
     def idle_ns(self, at_ns: int) -> int | None:
         """Return for how long no step had run at `at_ns`, in ns; None before the first step."""
         position = bisect_right(self._scheduled, at_ns) - 1

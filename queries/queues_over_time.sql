@@ -6,11 +6,29 @@
 -- $to_ns      BIGINT   Only what began before this time, unix ns; up to the last if not given.
 -- $bucket_ns  BIGINT   Length of one row's time, ns; a minute if not given.
 --
--- ts                     TIMESTAMP WITH TIME ZONE  When the row's time begins; means are over what of it lies in the run, and in what was asked for.
+-- ts                     TIMESTAMP WITH TIME ZONE  When the row's time begins; means are over what of it lies in the run, and in what was asked for. Rows are longer where there would be more than 10,000.
 -- prefill_waiting        DOUBLE                    Mean number of requests on P that no step has worked on yet.
 -- decode_waiting_for_kv  DOUBLE                    Mean number of requests on D whose reserved blocks wait for KV.
 -- decode_waiting         DOUBLE                    Mean number on D that no step has worked on yet.
-WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns), stay AS NOT MATERIALIZED (
+WITH span AS (
+  SELECT
+    least(min(prefill_from_ns), min(kv_from_ns), min(decode_from_ns), any_value(begun_ns)) AS first_ns,
+    greatest(
+      max(prefill_to_ns), max(kv_to_ns), max(decode_to_ns), any_value(over_ns),
+      CASE WHEN count(prefill_from_ns) > count(prefill_to_ns) OR count(kv_from_ns) > count(kv_to_ns)
+        OR count(decode_from_ns) > count(decode_to_ns) THEN (SELECT max(last_ns) FROM process) END
+    ) AS last_ns
+  FROM (
+    SELECT min(start_ns) AS begun_ns, max(coalesce(end_ns, first_token_ns, start_ns)) AS over_ns FROM request
+  ) LEFT JOIN leg ON true
+), per AS (
+  SELECT
+    greatest(
+      coalesce($bucket_ns, 60000000000), 1,
+      (least(last_ns, coalesce($to_ns, last_ns)) - greatest(first_ns, coalesce($from_ns, first_ns))) // 10000
+    ) AS bucket_ns
+  FROM span
+), stay AS NOT MATERIALIZED (
   SELECT 1::TINYINT AS what, prefill_from_ns AS from_ns, prefill_to_ns AS to_ns FROM leg
   WHERE prefill_from_ns IS NOT NULL AND ($prefill IS NULL OR engine = $prefill)
   UNION ALL
@@ -22,7 +40,7 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
 ), bounded AS NOT MATERIALIZED (
   SELECT
     what, greatest(from_ns, coalesce($from_ns, from_ns)) AS from_ns,
-    least(coalesce(to_ns, (SELECT max(last_ns) FROM process)), coalesce($to_ns, 9223372036854775807)) AS to_ns
+    least(coalesce(to_ns, (SELECT max(last_ns) FROM process), from_ns), coalesce($to_ns, 9223372036854775807)) AS to_ns
   FROM stay
 ), changed AS (
   SELECT
@@ -38,17 +56,6 @@ WITH per AS (SELECT greatest(coalesce($bucket_ns, 60000000000), 1) AS bucket_ns)
     what, bucket, missed_ns, (sum(more) OVER (PARTITION BY what ORDER BY bucket))::BIGINT AS waiting,
     lead(bucket) OVER (PARTITION BY what ORDER BY bucket) AS next
   FROM summed
-), span AS (
-  SELECT
-    least(min(prefill_from_ns), min(kv_from_ns), min(decode_from_ns), any_value(begun_ns)) AS first_ns,
-    greatest(
-      max(prefill_to_ns), max(kv_to_ns), max(decode_to_ns), any_value(over_ns),
-      CASE WHEN count(prefill_from_ns) > count(prefill_to_ns) OR count(kv_from_ns) > count(kv_to_ns)
-        OR count(decode_from_ns) > count(decode_to_ns) THEN (SELECT max(last_ns) FROM process) END
-    ) AS last_ns
-  FROM (
-    SELECT min(start_ns) AS begun_ns, max(coalesce(end_ns, first_token_ns, start_ns)) AS over_ns FROM request
-  ) LEFT JOIN leg ON true
 ), weighed AS (
   SELECT what, bucket, (waiting::HUGEINT * bucket_ns - missed_ns)::DOUBLE AS sum_ns FROM running, per
   UNION ALL

@@ -220,6 +220,24 @@ def test_queues_over_time(path: Path, store: Store) -> None:
     assert [(second(row["ts"]), row["decode_waiting"]) for row in narrow] == [(1, 1.0)]
 
 
+def test_queues_of_requests_that_are_years_apart_are_few_rows(path: Path, store: Store) -> None:
+    """One waits on P for two years, as where a clock jumped: by the second that would be 60 million rows."""
+    waited_ms = 2 * 365 * 86_400 * 1000
+    append_events(
+        store,
+        *at(
+            (1, "prefill.enqueued", 0, "p-1", "", 600, 0, 0, 0),
+            (1, "prefill.scheduled", waited_ms, "p-1", "", 1, 600, 0, 600),
+        ),
+    )
+    store.close()
+
+    rows = ask(path, "queues_over_time", **SECOND)
+
+    assert 9_000 < len(rows) <= 10_002
+    assert {row["prefill_waiting"] for row in rows[1:-1]} == {1.0}
+
+
 def test_recorder_says_how_far_behind_it_is(path: Path, store: Store) -> None:
     append_events(store, *at((1, "tracing.disabled", 5, "", "OSError", 0, 0, 0, 0)))
     store.execute("UPDATE process SET lost_records = 7, last_ns = $ns WHERE process = 1", {"ns": START_NS})

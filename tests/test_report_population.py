@@ -123,7 +123,7 @@ def test_answers_that_come_late_and_together_are_no_proof_of_keeping_up() -> Non
     steady = sentences.load_sentence({**load, "served_rate_hz": 2.1})
 
     assert late is not None
-    assert "came late and then together" in late
+    assert "ended closer together than they came" in late
     assert "kept up" not in late
     assert steady == "Offered 2.00 requests/s (told to: 2), served 2.10: the run kept up."
 

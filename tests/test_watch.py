@@ -64,7 +64,9 @@ def test_an_observer_that_raises_ends_tracing_and_nothing_else(memory: doubles.M
 def test_a_method_that_a_release_lacks_is_a_fact(memory: doubles.Memory) -> None:
     watch(doubles.Agent(), "no_such_method", memory, before=print)
 
-    assert memory.facts == {"missing.no_such_method": "Agent"}
+    watch(doubles.Agent, "nor_such", memory, before=print)
+
+    assert memory.facts == {"missing.no_such_method": "Agent", "missing.nor_such": "Agent"}
 
 
 def test_what_is_remembered_of_requests_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ _NEEDED = {
 _UNNEEDED = frozenset((("prefill_engine", NO_HANDOFF),))
 """What a verdict does without: D serves some requests alone."""
 BURST = 1.5
-"""Nobody serves more than is offered: so much more of it means that answers waited first and then came together."""
+"""Nobody serves more than is offered: so much more of it means that requests ended closer together than they came."""
 CONTACT_PART = 0.05
 """Of a percentile: if first contact moves none further, nothing is said of it."""
 _OWNERS = {"client": "the client's", "prefill": "P's", "decode": "D's", "router": "the router's"}
@@ -168,7 +168,10 @@ def load_sentence(load: Row | None) -> str | None:
     if load["saturated"]:
         return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
     if served > BURST * offered:
-        return f"{told} while it did: answers came late and then together, which the slowest requests tell more of."
+        return (
+            f"{told} while it did: requests ended closer together than they came, as behind a stall, or where the "
+            "first of them had the longest answers."
+        )
     return f"{told}: the run kept up."
 
 
