@@ -36,7 +36,8 @@ def divide(
     if graph.last_rank and edge.after.name in _RANKED:
         waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
-    if edge.cause in (stages.POST, stages.DETECTION):
+    # Ranks that share a step wait for one another; one that spins meanwhile lacks a processor that it has no use for.
+    if edge.cause is stages.POST or (edge.cause is stages.DETECTION and not graph.last_rank):
         told = TO_POST if edge.cause is stages.POST else TO_NOTICE
         return own_steps.without_processor(whole, _starved_ns(edge, whole, graph, request), told)
     return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]

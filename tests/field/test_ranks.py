@@ -31,6 +31,17 @@ def test_ready_is_the_last_ranks_and_the_straggler_is_named() -> None:
     assert slow.verdict == fast.verdict == "complete"
 
 
+def test_a_rank_that_spins_while_it_waits_for_another_lacks_nothing() -> None:
+    """Rank 1's thread could have run for 15 of the 20 ms, but ranks wait for each other; one rank alone does not."""
+    lacked = two_ranks()
+    notice = next(e for e in lacked.events if e.process == D1 and e.stage == "transfer.done")
+    lacked.events.append(notice._replace(stage="transfer.notice_starved", a=1, b=15 * MS, c=20 * MS, d=0))
+    (answer,) = lacked.answers(BOTH)
+
+    assert causes_ms(answer)["detection"] == 20
+    assert "processor.wait" not in causes_ms(answer)
+
+
 def test_a_rank_that_never_reported_makes_the_hand_off_incomplete() -> None:
     (answer,) = lacking(two_ranks(), lambda e: e.stage == "decode.reported" and e.a == 1).answers(BOTH)
 

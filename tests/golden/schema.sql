@@ -1041,7 +1041,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '98431 letters, sha256 cdfe432f3163e42f46578c7542c2097b18e3cb8dc3a95841b0bb706429e806db';
+CREATE MACRO walk_common_sql() AS '98579 letters, sha256 e24f234a5d6de6da5105754478da943761ba073248977f24bcabc576b3fb0b69';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28021 letters, sha256 7ba22a648b2ba8502df7bc2614c9a9760802a6ce6f09ceae130e378d0d0aa27c';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';

@@ -200,6 +200,7 @@ def _kept() -> str:
       OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
       OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL) AS many,
     NOT has_x AND p_w_p0 <> p_w_p1 AS ranks,
+    coalesce(d_reported_p0 <> d_reported_p1, false) OR coalesce(x_p0 <> x_p1, false) AS several,
     CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
       CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
       least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
@@ -246,8 +247,9 @@ def placed() -> list[tuple[str, str]]:
     CASE WHEN da.sched IS NULL THEN d_steps_begun ELSE da.a1_sched END AS da_next,
     fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
     least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until,
-    CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x, ld.n > 1 AS noticed_often,
-    ld.t AS noticed_t, ld.b AS noticed_b, ld.c AS noticed_c
+    CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x,
+    ld.n > 1 AND NOT several AS noticed_often,
+    CASE WHEN NOT several THEN ld.t END AS noticed_t, ld.b AS noticed_b, ld.c AS noticed_c
   FROM judged AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
     LEFT JOIN others AS op ON op.eno = r.pe AND op.enq = r.prefill_enqueued
     LEFT JOIN others AS od ON od.eno = r.de AND od.enq = r.decode_enqueued
