@@ -102,8 +102,7 @@ def test_a_real_read(memory: doubles.Memory, pair: tuple[Side, Side]) -> None:
     seen = notified(memory, p, "transfer.notified")
 
     assert d.bytes.sum() == 7 * 3 * BLOCK_BYTES
-    # On a busy machine threads also say that they had no processor.
-    assert [name for name in memory.names if name.startswith("transfer") and not name.endswith("starved")] == [
+    assert [name for name in memory.names if name.startswith("transfer")] == [
         "transfer.prepared", "transfer.post_started", "transfer.post_ended", "transfer.done", "transfer.notified",
     ]  # fmt: skip
     prepared, ended, done = (memory.of(f"transfer.{name}")[0] for name in ("prepared", "post_ended", "done"))
