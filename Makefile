@@ -114,9 +114,10 @@ figures: setup ## measure what README and docs/costs.md tell, some 25 minutes on
 	@$(MAKE) tables
 
 figures-more: setup ## the same for what takes long: against stock connectors, with a recorder, on top of 100 million events
-	@$(BIN)/python -m tests.bench_switched --recorded --mode push --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_switched --recorded --figures $(FIGURES)
 	@$(BIN)/python -m tests.bench_publication --requests 2650000 --figures $(FIGURES)
 	@$(BIN)/python -m tests.bench_serving --figures $(FIGURES)
+	@$(BIN)/python -m tests.bench_serving --recorded --figures $(FIGURES)
 	@$(MAKE) tables
 
 tables: $(VENV)/stamp ## print the documents' tables anew, from the vocabulary and the figures

@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,9 +30,10 @@ from typing import TYPE_CHECKING
 from kvtrace.lab import stack
 from tests import figures, spooled
 from tests.bench_serving import FIGURES, ask, describe, interval, processor_ns, rows, summary
-from tests.otlp_receiver import over_grpc
+from tests.live_recorder import following
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
 
 SITE = Path(__file__).parent / "switch_site"
@@ -64,22 +64,14 @@ class Switch:
 
 @contextmanager
 def recording(switch: Switch, spool: Path, folder: Path) -> Iterator[None]:
-    """Let a recorder follow with everything that it can show live; end the bench where it does not do so to the end."""
-    with over_grpc() as received:
-        options = ("--metrics", "0", "--otlp", received.endpoint, "--grafana-copy", str(folder / "copy.duckdb"))
-        command = [sys.executable, "-m", "kvtrace", "record", "-o", str(folder / "run.duckdb"), "--spool", str(spool)]
-        with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as recorder:
-            switch.recorder = recorder
-            try:
-                yield
-            finally:
-                switch.turn("on")
-                recorder.send_signal(signal.SIGINT)
-                code = recorder.wait(timeout=120)
-                switch.recorder = None
-        spans = len(received.spans())
-    if code or not spans:
-        raise SystemExit(f"the recorder ended with {code} and sent {spans} spans")
+    """Let a recorder follow, which works only while tracing is on."""
+    with following(spool, folder) as recorder:
+        switch.recorder = recorder
+        try:
+            yield
+        finally:
+            switch.turn("on")
+            switch.recorder = None
 
 
 def serve(lab: stack.Lab, switch: Switch, state: str, seed: int) -> dict[str, float]:

@@ -32,6 +32,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "switched": bench_switched.ROWS,
     "switched_recorded": bench_switched.ROWS_RECORDED,
     "serving": bench_serving.ROWS,
+    "serving_recorded": bench_serving.ROWS_RECORDED,
     "checks": bench_checks.ROWS,
     "publication": bench_publication.ROWS,
     "publication_large": bench_publication.ROWS_LARGE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests import bench_attribution, bench_emit, bench_queries, figure_tables, figures
+from tests import bench_attribution, bench_emit, bench_queries, bench_serving, figure_tables, figures
 from tests.figure_rows import Row, at_least, at_most, in_words, outwards, plain, shortened, within
 from tests.import_records import recorded
 from tests.trace import push
@@ -65,6 +66,7 @@ FOUND: dict[str, Any] = {
 FOUND |= {
     "switched_recorded": FOUND["switched"],
     "serving": FOUND["switched"],
+    "serving_recorded": FOUND["switched"],
     "publication_large": FOUND["publication"],
 }
 
@@ -334,3 +336,10 @@ def test_the_figures_that_are_kept_are_well_formed() -> None:
         assert all(0 < reading < 10_000 for reading in one["machine"]["clock_ns"]), name
         assert all(row.cells(one["found"]) for row in figure_tables.ROWS[name].values())
         assert not re.search(r"/(tmp|home|work|root)/", json.dumps(one)), name
+
+
+def test_two_sittings_that_differ_say_little_of_all_sittings() -> None:
+    """Means 1 % off their own mean, and the 12.7 standard errors that a mean of two needs."""
+    mean, low, high = bench_serving.among([0.01, -0.01])
+    assert mean == 0.0
+    assert (math.log1p(low), math.log1p(high)) == pytest.approx((-0.12706, 0.12706), rel=1e-3)
