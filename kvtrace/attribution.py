@@ -12,6 +12,7 @@ from kvtrace.model import NEVER_NS, Attribution, Blocks, Event, Hidden, Point, P
 from kvtrace.modes import PULL, PUSH
 from kvtrace.splits import TO_NOTICE
 from kvtrace.verdict import ENDS_EARLY
+from kvtrace.wording import ms
 
 # Who tells the prompt's length, without and with a stand-in on D, whose length is not the prompt's.
 _TELL_PROMPT = (
@@ -56,7 +57,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
     said = [*remarks.remarks(request, graph, around, blocks, idle_ns), *_imported(request, graph, around)]
     said += remarks.of_integrity(request, around, checked, named)
     if backwards_ns is not None:
-        told = f"its first token is stamped {backwards_ns / 1e6:.1f} ms before its start"
+        told = f"its first token is stamped {ms(backwards_ns)} before its start"
         said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")
     scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else request.first_ns
@@ -106,7 +107,7 @@ def _imported(request: Request, graph: Graph, around: Surroundings) -> Iterable[
         yield f"points imported from {', '.join(sorted(found))}"
     outside_ns = critical_path.outside_client_ns(graph.points)
     if outside_ns is not None and outside_ns > 0:
-        yield f"its client's clock is {outside_ns / 1e6:.3f} ms or more off, so the client's record has no place in it"
+        yield f"its client's clock is {ms(outside_ns)} or more off, so the client's record has no place in it"
 
 
 def _transfer_bounds(

@@ -9,8 +9,8 @@ from kvtrace import integrity, stages
 from kvtrace.graph import Graph, Surroundings
 from kvtrace.model import Blocks, Event, Integrity, Request
 from kvtrace.modes import PUSH
-from kvtrace.verdict import CORRUPT, ENDS_EARLY, ms, read_too_late
-from kvtrace.wording import plural
+from kvtrace.verdict import CORRUPT, ENDS_EARLY, read_too_late
+from kvtrace.wording import ms, plural, seconds
 
 # An engine that has gone on for this long would have let go, if it was ever to.
 PATIENCE_NS = 1_000_000_000
@@ -117,14 +117,14 @@ def _holdings(request: Request, around: Surroundings, blocks: Blocks) -> Iterato
     if blocks.held_ns is None and needless_ns is not None and last_ns - needless_ns >= PATIENCE_NS:
         yield (
             f"P was not seen to let its {plural(blocks.held_blocks, 'block')} go, "
-            f"{(last_ns - needless_ns) / 1e9:.1f} s after nobody needed them any more"
+            f"{seconds(last_ns - needless_ns)} after nobody needed them any more"
         )
     deadline_ns = _deadline_ns(request)
     if kept is None or deadline_ns is None:
         return
     until_ns = kept.t_ns + blocks.held_ns if blocks.held_ns is not None else last_ns
     if until_ns - deadline_ns >= PATIENCE_NS:
-        yield f"P held {plural(blocks.held_blocks, 'block')} {(until_ns - deadline_ns) / 1e9:.1f} s past their lease"
+        yield f"P held {plural(blocks.held_blocks, 'block')} {seconds(until_ns - deadline_ns)} past their lease"
 
 
 def _needless_ns(request: Request) -> int | None:
@@ -156,7 +156,7 @@ def _reservation(request: Request, blocks: Blocks) -> Iterator[str]:
 
 def _idle(idle_ns: int | None) -> Iterator[str]:
     if idle_ns is not None and idle_ns >= IDLE_NS:
-        yield f"the engine had made no step for {idle_ns / 1e9:.1f} s when the request came"
+        yield f"the engine had made no step for {seconds(idle_ns)} when the request came"
 
 
 def _handles(request: Request, graph: Graph) -> Iterator[str]:

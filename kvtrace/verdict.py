@@ -9,7 +9,7 @@ from kvtrace.graph import Surroundings, bracket
 from kvtrace.legs import CANCELLED
 from kvtrace.model import NEVER_NS, Event, Integrity, Request, Transfer
 from kvtrace.modes import LOCAL, PULL, PUSH
-from kvtrace.wording import plural
+from kvtrace.wording import ms, plural
 
 COMPLETE, INCOMPLETE, ABORTED = "complete", "incomplete", "aborted"
 EXPIRED, FAILED, RECOMPUTED, NO_HANDOFF, CORRUPT = "expired", "failed", "recomputed", "no handoff", "corrupt"
@@ -36,11 +36,6 @@ ENDS_EARLY = (
     stages.DECODE_HTTP_DISCONNECTED,
 )
 Verdict = tuple[str, str]
-
-
-def ms(duration_ns: float) -> str:
-    """Return a duration in milliseconds, as notes and findings say it."""
-    return f"{duration_ns / 1e6:.1f} ms"
 
 
 def verdict(request: Request, around: Surroundings, checked: Integrity | None = None, *, has_token: bool) -> Verdict:

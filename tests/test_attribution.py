@@ -386,7 +386,7 @@ def test_clocks_that_put_the_token_before_the_start_are_named() -> None:
 
     assert (answer.verdict, answer.ttft_ns, answer.segments) == ("complete", None, ())
     assert answer.note == (
-        "its first token is stamped 943.0 ms before its start: the clocks of two hosts disagree by more than that, "
+        "its first token is stamped 943 ms before its start: the clocks of two hosts disagree by more than that, "
         "so no TTFT can be told"
     )
     assert unseen.note.startswith("no first token was recorded")

@@ -37,26 +37,24 @@ def test_the_cause_that_takes_longer_is_named_with_its_time(tmp_path: Path) -> N
     assert (mean["run"], mean["against"], mean["difference"]) == (137 * MS, 102 * MS, 35 * MS)
     assert mean["low"] < 35 * MS < mean["high"] < 38 * MS
     assert told(document).startswith(
-        "The first token comes 35.0 ms (34 %) later in run.duckdb than in against.duckdb (means of 137.0 and 102.0 ms; "
+        "The first token comes 35.0 ms (34 %) later in run.duckdb than in against.duckdb (means of 137 ms and 102 ms; "
     )
-    assert "most of it stage.wait, +40.0 ms (+40.0 to +40.0), in spite of detection, -5.000 ms" in told(document)
+    assert "most of it stage.wait, +40.0 ms (+40.0 to +40.0 ms), in spite of detection, -5.00 ms" in told(document)
 
 
 def test_a_difference_that_a_new_start_makes_is_called_small(tmp_path: Path) -> None:
     """4 ms of 102 are told apart, and less than two starts of one deployment differ by."""
     document = compared(tmp_path, recording(longer={"wire": 4}), recording(jitter=3))
 
-    assert "The first token comes 4.000 ms (4 %) later" in told(document)
+    assert "The first token comes 4.00 ms (4 %) later" in told(document)
     assert "So small a difference can come of starting the same deployment anew." in told(document)
 
 
 def test_a_difference_near_0_has_the_digits_that_show_it() -> None:
     line = {"run": 20 * MS, "against": 20 * MS - 40_000, "difference": 40_000, "low": 3_000, "high": 77_000}
 
-    assert contrasts.span({**line, "told_apart": True}) == "+0.003 to +0.077"
     assert contrasts.digits({**line, "told_apart": True}, 20 * MS) == 3
     assert contrasts.digits({**line, "told_apart": False}, 20 * MS) == 1
-    assert contrasts.in_ms(-40_000, 1) == "0.0"
 
 
 def test_prompts_that_differ_by_less_than_a_hundredth_are_no_reason(tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_requests_that_scatter_alike_are_not_told_apart(tmp_path: Path) -> None:
 
     assert {line["told_apart"] for line in lines} == {False, None}
     assert told(document).startswith(
-        "Nothing is told apart between run.duckdb and against.duckdb: mean TTFT is 102.0 against 102.0 ms, 0.0 ms, 95 %"
+        "Nothing is told apart between run.duckdb and against.duckdb: mean TTFT is 102 ms against 102 ms, 0 ms, 95 %"
     )
 
 
@@ -87,8 +85,8 @@ def test_what_differs_where_the_mean_does_not_is_said(tmp_path: Path) -> None:
 
     assert document["groups"][0]["ttft_ns"]["mean"]["told_apart"] is False
     assert told(document).startswith("Mean TTFT of run.duckdb and against.duckdb is not told apart (")
-    assert "; what is: TPOT mean (+5.000 ms" in told(document)
-    assert "detection, -3.000 ms (-3.000 to -3.000) and post, +3.000 ms (+3.000 to +3.000)." in told(document)
+    assert "; what is: TPOT mean (+5.00 ms" in told(document)
+    assert "detection, -3.00 ms (-3.00 to -3.00 ms) and post, +3.00 ms (+3.00 to +3.00 ms)." in told(document)
 
 
 def test_percentiles_are_those_that_explain_shows(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from kvtrace.findings import checks, gather
 from kvtrace.findings.model import Finding
 from kvtrace.report import population
 from kvtrace.store import Store
+from kvtrace.wording import ms
 from tests.field.published import joined
 from tests.field.scenes import engines_only, renamed, repeated, unanswered
 from tests.test_analyze import fill
@@ -118,7 +119,7 @@ def test_ranks_that_post_side_by_side_do_not_share_the_time(tmp_path: Path) -> N
     (wide,) = findings_of(tmp_path, run_of(_wide))
 
     assert wide.name == "post.descriptors"
-    assert "Posting takes longer than the wire: 41.0 ms a request against at most 3.0 ms on average" in wide.sentence
+    assert "Posting takes longer than the wire: 41.0 ms a request against at most 3.00 ms on average" in wide.sentence
     assert "(posts at p90: 41.0 ms)" in wide.sentence
     assert "with 20 descriptors of 65,000 bytes a transfer" in wide.sentence
 
@@ -167,7 +168,7 @@ def test_a_findings_median_is_the_one_that_the_table_and_the_query_show(tmp_path
     assert asked["p50_ms"] == pytest.approx(middle_ns / 1e6)
     assert waited_ns[20] < p90_ns < waited_ns[21]
     assert found["sentence"].endswith(
-        f": {middle_ns / 1e6:.1f} ms at the median, {p90_ns / 1e6:.1f} ms at p90, and "
+        f": {ms(middle_ns)} at the median, {ms(p90_ns)} at p90, and "
         f"{100 * sum(waited_ns) / ttft_ns:.0f} % of the time to first token of all 24 together."
     )
 
@@ -231,7 +232,7 @@ def test_the_answer_that_waits_for_ps_reply_is_charged_with_that_alone(tmp_path:
 
     assert (found.stake_ns, found.grade) == (REQUESTS * 200 * MS, "supposed")
     assert found.sentence.endswith(
-        ": 24 of 24 requests (push, scope router) wait so, 200.0 ms at the median, 200.0 ms at p90, and 67 % of the "
+        ": 24 of 24 requests (push, scope router) wait so, 200 ms at the median, 200 ms at p90, and 67 % of the "
         "time to first token of all 24 together."
     )
 

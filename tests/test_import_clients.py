@@ -75,7 +75,7 @@ def test_a_client_whose_clock_is_off_is_not_placed_and_the_request_says_so(
 
     request = records.requests(store)["r1"]
     assert (request["scope"], request["ttft_ns"]) == ("router", 60 * MS)
-    assert "its client's clock is 8.000 ms or more off" in request["note"]
+    assert "its client's clock is 8.00 ms or more off" in request["note"]
 
 
 def test_a_record_of_no_known_request_stands_alone_and_is_all_unattributed(

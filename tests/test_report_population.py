@@ -83,7 +83,7 @@ def test_requests_without_a_first_token_are_counted_and_not_timed(tmp_path: Path
 
     assert group["verdicts"] == {"aborted": 1, "complete": 1, "expired": 1}
     assert (group["requests"], group["with_first_token"]) == (3, 1)
-    assert sentences.population_sentence(group).startswith("The one request had its first token after 100.0 ms:")
+    assert sentences.population_sentence(group).startswith("The one request had its first token after 100 ms:")
 
 
 def test_no_first_token_at_all_is_said_and_draws_no_table(tmp_path: Path) -> None:
@@ -276,8 +276,8 @@ def test_what_first_contact_cost_is_told_beside_the_percentiles_of_the_others(tm
         "others_ttft_ns": dict.fromkeys(("p50", "p90", "p99"), 100 * MS),
     }
     assert (
-        "1 of these requests paid for the first contact of its pair (handshake, 2000.0 ms at most). TTFT of the "
-        "others: p50 100.0 ms, p90 100.0 ms, p99 100.0 ms." in told
+        "1 of these requests paid for the first contact of its pair (handshake, 2,000 ms at most). TTFT of the "
+        "others: p50 100 ms, p90 100 ms, p99 100 ms." in told
     )
     assert summary_of(tmp_path, quick)["groups"][0]["first_contact"]["requests"] == 1
     assert "paid for the first contact" not in plain

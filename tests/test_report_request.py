@@ -86,11 +86,11 @@ def test_where_only_ascii_goes_only_ascii_is_printed(push: selection.Explained) 
 
 def test_the_sentence_says_shares_the_longest_wait_and_what_is_left(push: selection.Explained) -> None:
     assert sentences.explanation(push) == (
-        "Of 100.0 ms to the first token, as the router saw it, "
+        "Of 100 ms to the first token, as the router saw it, "
         "50 % was compute (most of it P's forward, 30.0 ms), "
-        "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.0 ms); "
-        "1.0 ms (1 %) is unattributed. Transfer is between 6 % and 18 %, since the wire ended somewhere between two "
-        "polls: up to 8.0 ms of what counts as detection may be the wire. Its longest wait was detection, 12.0 ms at "
+        "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.00 ms); "
+        "1.00 ms (1 %) is unattributed. Transfer is between 6 % and 18 %, since the wire ended somewhere between two "
+        "polls: up to 8.00 ms of what counts as detection may be the wire. Its longest wait was detection, 12.0 ms at "
         "most: the bytes have arrived and nobody has noticed yet."
     )
 
@@ -107,10 +107,10 @@ WAITED = (
     [
         (10, 10, None),
         (6, 14, None),
-        (10, 15, "between 10 % and 15 %, since the wire ended somewhere between two polls: up to 5.0 ms of what counts "
-         "as detection may be the wire."),
-        (2, 12, "between 2 % and 12 %, since the wire ended somewhere between two polls: up to 8.0 ms of what counts "
-         "as the wire may be detection."),
+        (10, 15, "between 10 % and 15 %, since the wire ended somewhere between two polls: up to 5.00 ms of what "
+         "counts as detection may be the wire."),
+        (2, 12, "between 2 % and 12 %, since the wire ended somewhere between two polls: up to 8.00 ms of what "
+         "counts as the wire may be detection."),
         (10, 60, "up to 50.0 ms of what counts as detection may be the wire, which would make transfer the largest "
          "part."),
     ],
@@ -133,7 +133,7 @@ def test_a_little_that_would_make_another_class_the_largest_is_told(tmp_path: Pa
     path = (("wire", "transfer", "transfer", "", 49), ("detection", "coordination", "decode", "", 51))
     sample.add("kvt-1", path, (), transfer_low_ns=49 * MS, transfer_high_ns=51 * MS)
 
-    assert "up to 2.0 ms of what counts as detection may be the wire, which would make transfer the largest part" in (
+    assert "up to 2.00 ms of what counts as detection may be the wire, which would make transfer the largest part" in (
         sentences.explanation(one(tmp_path, sample))
     )
 

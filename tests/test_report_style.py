@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvtrace.report import style
 from kvtrace.stages import Class
-from kvtrace.wording import plural
+from kvtrace.wording import figure, ms, plural, seconds
 from tests.printed import plain_console
 
 
@@ -17,6 +17,21 @@ def test_one_of_a_thing_is_no_plural() -> None:
         "0 requests", "1 request", "2 requests", "1,000 requests",
     ]  # fmt: skip
     assert [plural(count, "process was", "processes were") for count in (1, 2)] == ["1 process was", "2 processes were"]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0, "0"), (0.0421, "0.0421"), (0.5, "0.500"), (0.99951, "1.00"), (8.407, "8.41"), (9.996, "10.0"),
+        (10.84, "10.8"), (99.96, "100"), (488.6, "489"), (2375, "2,375"), (-5, "-5.00"), (1e-6, "0.000001"),
+    ],
+)  # fmt: skip
+def test_a_sentence_has_three_significant_digits_of_a_number(value: float, told: str) -> None:
+    assert figure(value) == told
+
+
+def test_durations_in_sentences_have_their_unit() -> None:
+    assert (ms(8_407_000), seconds(30_000_000_000)) == ("8.41 ms", "30.0 s")
 
 
 def test_every_class_has_a_colour_and_glyphs_of_its_own() -> None:

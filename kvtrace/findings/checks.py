@@ -29,8 +29,8 @@ from kvtrace.findings.terms import (
 )
 from kvtrace.modes import PUSH
 from kvtrace.splits import SENT_LATE
-from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED, ms
-from kvtrace.wording import plural
+from kvtrace.verdict import CORRUPT, EXPIRED, FAILED, INCOMPLETE, NO_HANDOFF, RECOMPUTED
+from kvtrace.wording import figure, ms, plural, seconds
 
 # Checks of one group ---------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def detection(group: Group) -> Iterator[Finding]:
     if seen.requests < LEAST_REQUESTS or seen.total_ns < SHARE * group.ttft_ns:
         return
     steps = seen.median_ns / seen.step_ns if seen.step_ns else 0.0
-    pace = f", {steps:.1f} of D's steps" if steps >= 0.5 else ""
+    pace = f", {figure(steps)} of D's steps" if steps >= 0.5 else ""
     yield finding(
         "detection",
         f"D notices {ms(seen.median_ns)} after the KV has arrived (median of {seen.requests:,} requests in which "
@@ -180,12 +180,13 @@ def pacing(group: Group) -> Iterator[Finding]:
 
 def saturation(facts: Facts) -> Iterator[Finding]:
     """Report that less was served than offered: what grows then is a queue."""
-    if facts.saturated:
+    offered, served = facts.offered_rate_hz, facts.served_rate_hz
+    if facts.saturated and offered is not None and served is not None:
         total_ns = sum(group.ttft_ns for group in facts.groups)
         yield finding(
             "saturated",
-            f"Offered {facts.offered_rate_hz:.2f} requests/s, served {facts.served_rate_hz:.2f}: waiting grew with "
-            "time everywhere, so differences in time to first token are queue growth, and no class names a remedy.",
+            f"Offered {figure(offered)} requests/s, served {figure(served)}: waiting grew with time everywhere, so "
+            "differences in time to first token are queue growth, and no class names a remedy.",
             Grade.MEASURED, None, total_ns, "shares_by_class", (),
         )  # fmt: skip
 
@@ -213,7 +214,7 @@ def held_blocks(facts: Facts) -> Iterator[Finding]:
         yield finding(
             "blocks.held",
             f"P held the blocks of {held.requests:,} requests that were over for "
-            f"{held.total_ns / held.requests / 1e9:.1f} s each, {held.longest_ns / 1e9:.1f} s at most.",
+            f"{seconds(held.total_ns / held.requests)} each, {seconds(held.longest_ns)} at most.",
             Grade.MEASURED, stages.PREFILL_CAPACITY, held.total_ns, "blocks", held.examples,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvtrace import stages
 from kvtrace.findings.model import Finding, Grade, Group
 from kvtrace.modes import PULL, PUSH
-from kvtrace.verdict import ms
+from kvtrace.wording import ms
 
 LEAST_REQUESTS = 20  # fewer tell of themselves, not of a system
 SHARE = 0.10  # of all time to first token: less is not worth a sentence

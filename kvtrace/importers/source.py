@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvtrace.errors import SourceError
+from kvtrace.wording import ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,8 +121,7 @@ class Source:
     def within(self, line: int, first_token_ns: int, done_ns: int) -> int:
         """Return when the first token came, which is not after the end, or raise."""
         if first_token_ns > done_ns + ROUNDING_NS:
-            late_ms = (first_token_ns - done_ns) / _MS_NS
-            raise self.fault(line, f"its first token comes {late_ms:.1f} ms after its end")
+            raise self.fault(line, f"its first token comes {ms(first_token_ns - done_ns)} after its end")
         return min(first_token_ns, done_ns)
 
 

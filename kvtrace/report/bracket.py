@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvtrace.report.style import milliseconds, percent
+from kvtrace.report.style import percent
 from kvtrace.stages import DETECTION, UNKNOWN, Cause, Class
+from kvtrace.wording import ms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ def sentence(request: Row, causes: AbstractSet[str]) -> str | None:
     is_unseen = gained is not None and rest is UNKNOWN
     why = "no whole transfer was recorded" if is_unseen else "the wire ended somewhere between two polls"
     told = [
-        f"up to {milliseconds(move.amount, ttft_ns)} ms of what counts as {counted} may be {other}"
+        f"up to {ms(move.amount)} of what counts as {counted} may be {other}"
         + (f", which would make {move.largest} the largest part" if move.largest else "")
         for move, counted, other in ((gained, rest.name, "the wire"), (lost, "the wire", DETECTION.name))
         if move is not None

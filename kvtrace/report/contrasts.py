@@ -8,8 +8,8 @@ from kvtrace.findings.terms import LEAST_REQUESTS
 from kvtrace.intervals import BLOCKS, CONFIDENCE
 from kvtrace.report.comparison import ASKED, FEW, SATURATED, SIDES, WAITED
 from kvtrace.report.sentences import phrase
-from kvtrace.report.style import NS_PER_MS, milliseconds, percent, printable
-from kvtrace.wording import plural
+from kvtrace.report.style import NS_PER_MS, percent, printable
+from kvtrace.wording import figure, ms, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,14 +70,15 @@ def of_group(group: Row, names: Names) -> str:
     causes = named_causes(group)
     if mean["told_apart"]:
         longer, whose = abs(mean["difference"]), _of(group, names)
-        told = f"The first token comes {milliseconds(longer)} ms ({percent(longer, mean['against'])}) {_later(mean)} "
-        told += f"in {whose[0]} than in {whose[1]} (means of {_ms(mean, 'run')} and {_ms(mean, 'against')} ms; "
-        told += f"95 % interval {span(mean)} ms){_most(mean, causes)}."
+        told = f"The first token comes {ms(longer)} ({percent(longer, mean['against'])}) {_later(mean)} "
+        told += f"in {whose[0]} than in {whose[1]} (means of {ms(mean['run'])} and {ms(mean['against'])}; "
+        told += f"95 % interval {_span(mean)}){_most(mean, causes)}."
         small = longer < _ANEW * mean["against"]
         return told + (" So small a difference can come of starting the same deployment anew." if small else "")
-    means = f"{_ms(mean, 'run')} against {_ms(mean, 'against')} ms, {signed(mean)} ms, 95 % interval {span(mean)} ms"
+    apart = f"{_signed(mean['difference'])} ms, 95 % interval {_span(mean)}"
+    means = f"{ms(mean['run'])} against {ms(mean['against'])}, {apart}"
     others = [
-        f"{WHAT[name]} {which} ({signed(line)} ms, {span(line)})"
+        f"{WHAT[name]} {which} ({_signed(line['difference'])} ms, {_span(line)})"
         for name in WAITED
         if name in group
         for which, line in group[name].items()
@@ -171,7 +172,7 @@ def _why_not(document: Row, names: Names) -> str:
 def _unjudged(group: Row, names: Names) -> str:
     """Return why a group's differences are no verdict, with the two means."""
     mean, whose = group["ttft_ns"]["mean"], _of(group, names)
-    means = f"Mean TTFT is {_ms(mean, 'run')} ms in {whose[0]} and {_ms(mean, 'against')} ms in {whose[1]}"
+    means = f"Mean TTFT is {ms(mean['run'])} in {whose[0]} and {ms(mean['against'])} in {whose[1]}"
     because = " and ".join(names[SIDES.index(side)] for side in group["because_of"])
     if group["no_intervals"] == SATURATED:
         return f"No verdict: {because} was offered more than it served, so TTFT there is queue growth. {means}."
@@ -194,7 +195,7 @@ def _most(mean: Row, causes: Sequence[Row]) -> str:
 
 
 def _named(cause: Row) -> str:
-    return f"{phrase(printable(cause['cause']))}, {signed(cause)} ms ({span(cause)})"
+    return f"{phrase(printable(cause['cause']))}, {_signed(cause['difference'])} ms ({_span(cause)})"
 
 
 def _of(group: Row, names: Names) -> Names:
@@ -215,8 +216,8 @@ def _saturated(document: Row, names: Names) -> str:
         elif load[side]["saturated"]:
             offered, served = load[side]["offered_rate_hz"], load[side]["served_rate_hz"]
             told.append(
-                f"{name} was saturated: offered {offered:.2f} requests/s, served {served:.2f}. Waiting then grows with "
-                "time everywhere, so no difference of TTFT or of a class is a verdict."
+                f"{name} was saturated: offered {figure(offered)} requests/s, served {figure(served)}. Waiting then "
+                "grows with time everywhere, so no difference of TTFT or of a class is a verdict."
             )
     return " ".join(told)
 
@@ -230,7 +231,7 @@ def _offered(document: Row) -> Iterator[str]:
     """Yield by how much the load differs, where it does."""
     line = document["load"]["rates"].get("offered_rate_hz")
     if line and _counts(line):
-        yield f"offered load ({line['run']:.2f} and {line['against']:.2f} requests/s)"
+        yield f"offered load ({figure(line['run'])} and {figure(line['against'])} requests/s)"
 
 
 def _asked(group: Row) -> Iterator[str]:
@@ -269,23 +270,13 @@ def _later(line: Row) -> str:
     return "later" if line["difference"] > 0 else "earlier"
 
 
-def _ms(line: Row, side: str) -> str:
-    return milliseconds(line[side])
+def _signed(duration_ns: float) -> str:
+    """Return a difference in ms with its sign."""
+    return f"{'+' if duration_ns > 0 else ''}{figure(duration_ns / NS_PER_MS)}"
 
 
-def signed(line: Row) -> str:
-    """Return a difference in ms with its sign, with the digits that suit it."""
-    return in_ms(line["difference"], digits(line, _scale_ns(line)))
-
-
-def span(line: Row) -> str:
-    """Return an interval in ms, with the digits that suit its difference."""
-    places = digits(line, _scale_ns(line))
-    return f"{in_ms(line['low'], places)} to {in_ms(line['high'], places)}"
-
-
-def _scale_ns(line: Row) -> float:
-    return float(abs(line["difference"]) if line["told_apart"] else max(line["run"], line["against"]))
+def _span(line: Row) -> str:
+    return f"{_signed(line['low'])} to {_signed(line['high'])} ms"
 
 
 def digits(line: Row, scale_ns: float) -> int:
@@ -295,12 +286,6 @@ def digits(line: Row, scale_ns: float) -> int:
         while places < _DIGITS_MOST and 10**places * min(abs(line["low"]), abs(line["high"])) < NS_PER_MS:
             places += 1
     return places
-
-
-def in_ms(duration_ns: float, places: int) -> str:
-    """Return a difference in ms with its sign, where anything of it is left to be seen."""
-    written = f"{duration_ns / NS_PER_MS:+.{places}f}"
-    return written if any(digit in "123456789" for digit in written) else written[1:]
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.findings.terms import SHARE, remedy_in
 from kvtrace.report import bracket
-from kvtrace.report.style import milliseconds, percent
+from kvtrace.report.style import percent
 from kvtrace.stages import CAUSE_BY_NAME, DETECTION, Class
 from kvtrace.verdict import NO_HANDOFF, UNDER_WAY, VERDICTS
-from kvtrace.wording import plural
+from kvtrace.wording import figure, ms, plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,8 +64,7 @@ def explanation(explained: Explained) -> str:
         for answer, column in sorted(ANSWERS.items(), key=lambda item: -request[item[1]])
         if request[column]
     ]
-    total = milliseconds(ttft_ns)
-    told = f"Of {total} ms to the first token, {SCOPES.get(request['scope'], 'seen from an unnamed place')}, "
+    told = f"Of {ms(ttft_ns)} to the first token, {SCOPES.get(request['scope'], 'seen from an unnamed place')}, "
     told += f"{_listed(parts)}; " if parts else ""
     told += _rest(request["unattributed_ns"], ttft_ns)
     doubt = bracket.sentence(request, {cause for cause, _ in causes})
@@ -109,10 +108,9 @@ def population_sentence(group: Row) -> str:
     if not timed:
         return f"None of {plural(group['requests'], 'request')} had a first token."
     if timed == 1:
-        only = milliseconds(group["ttft_ns"]["p50"])
-        return f"The one request had its first token after {only} ms: {_mix(group, 'p50')}"
-    median, tail = (milliseconds(group["ttft_ns"][name]) for name in ("p50", "p99"))
-    told = f"Half of {timed:,} requests had their first token within {median} ms, 99 % within {tail} ms. "
+        return f"The one request had its first token after {ms(group['ttft_ns']['p50'])}: {_mix(group, 'p50')}"
+    median, tail = (ms(group["ttft_ns"][name]) for name in ("p50", "p99"))
+    told = f"Half of {timed:,} requests had their first token within {median}, 99 % within {tail}. "
     told += f"Around the median {_mix(group, 'p50')} Around p99 {_mix(group, 'p99')}"
     return f"{told} {bracket.NOTE}" if any(bracket.of_group(group, name) for name in ("p50", "p99")) else told
 
@@ -150,11 +148,10 @@ def contact_sentence(group: Row) -> str | None:
     if all(abs(before[name] - after[name]) < CONTACT_PART * before[name] for name in after):
         return None
     pairs = "its pair" if contact["requests"] == 1 else "their pairs"
-    scale_ns = before["p50"]
-    others = ", ".join(f"{name} {milliseconds(time_ns, scale_ns)} ms" for name, time_ns in after.items())
+    others = ", ".join(f"{name} {ms(time_ns)}" for name, time_ns in after.items())
     return (
         f"{contact['requests']:,} of these requests paid for the first contact of {pairs} (handshake, "
-        f"{milliseconds(contact['longest_ns'], scale_ns)} ms at most). TTFT of the others: {others}."
+        f"{ms(contact['longest_ns'])} at most). TTFT of the others: {others}."
     )
 
 
@@ -164,7 +161,7 @@ def load_sentence(load: Row | None) -> str | None:
         return None
     offered, served = load["offered_rate_hz"], load["served_rate_hz"]
     stated = f" (told to: {load['stated_rate_hz']:g})" if load["stated_rate_hz"] is not None else ""
-    told = f"Offered {offered:.2f} requests/s{stated}, served {served:.2f}"
+    told = f"Offered {figure(offered)} requests/s{stated}, served {figure(served)}"
     if load["saturated"]:
         return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
     if served > BURST * offered:
@@ -193,7 +190,7 @@ def _part(answer: str, time_ns: int, ttft_ns: int, causes: Mapping[tuple[str, st
     if own:
         cause, spent = own[0]
         how_much = "" if len(own) == 1 else "most of it " if 2 * spent > time_ns else "longest: "
-        named = f" ({how_much}{phrase(cause)}, {milliseconds(spent, ttft_ns)} ms)"
+        named = f" ({how_much}{phrase(cause)}, {ms(spent)})"
     return f"{percent(time_ns, ttft_ns)} was {answer}{named}"
 
 
@@ -207,14 +204,13 @@ def _listed(parts: Sequence[str]) -> str:
 def _rest(unattributed_ns: int, ttft_ns: int) -> str:
     if not unattributed_ns:
         return "nothing is unattributed."
-    return f"{milliseconds(unattributed_ns, ttft_ns)} ms ({percent(unattributed_ns, ttft_ns)}) is unattributed."
+    return f"{ms(unattributed_ns)} ({percent(unattributed_ns, ttft_ns)}) is unattributed."
 
 
 def _longest_wait(causes: Mapping[tuple[str, str], int], request: Row) -> str | None:
     for (name, kind), spent in causes.items():
         if kind != Class.RUN.value and spent and name in CAUSE_BY_NAME:
-            took = f"{milliseconds(spent, request['ttft_ns'])} ms"
-            took += " at most" if _is_doubted(name, causes, request) else ""
+            took = f"{ms(spent)} at most" if _is_doubted(name, causes, request) else ms(spent)
             return f"Its longest wait was {phrase(name)}, {took}: {_continued(name)}"
     return None
 

@@ -155,7 +155,7 @@ def percent(part: float | None, whole: float | None) -> str:
 
 def prose(text: str, console: Console) -> str:
     """Return sentences, made printable, broken into the console's lines, a number kept together with its unit."""
-    bound = re.sub(r"(\d) (%|ms|[kMGT]?B)(?!\w)", f"\\1{_TIE}\\2", printable(text))
+    bound = re.sub(r"(\d) (%|ms|s|[kMGT]?B)(?!\w)", f"\\1{_TIE}\\2", printable(text))
     return "\n".join(textwrap.wrap(bound, console.width, break_on_hyphens=False)).replace(_TIE, " ")
 
 

@@ -146,7 +146,7 @@ def test_a_retry_says_what_the_lost_attempt_cost() -> None:
     assert (found["k1"].verdict, found["k1"].note) == ("failed", "the router gave up: prefill: timed out")
     assert (found["k1"].blocks.held_ns, found["k1"].blocks.held_after_end_ns) == (30_000 * MS, 10_031 * MS)
     assert (found["k2"].verdict, found["k2"].request.attempt, total_ms(found["k2"])) == ("complete", 1, 60)
-    assert "1 earlier attempt (k1) lost, which cost 20100.0 ms before this one began" in found["k2"].note
+    assert "1 earlier attempt (k1) lost, which cost 20,100 ms before this one began" in found["k2"].note
     assert (unknown["k1"].verdict, unknown["k2"].request.attempt, unknown["k2"].request.lost) == ("expired", 0, ())
 
 

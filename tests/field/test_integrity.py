@@ -59,7 +59,7 @@ def test_a_late_read_behind_blocks_that_differ_is_told() -> None:
 
     assert late.answer().verdict == "expired"
     assert bad.answer().verdict == "corrupt"
-    assert bad.answer().note.endswith("12); the transfer was over 3.5 ms after P's lease had ended")
+    assert bad.answer().note.endswith("12); the transfer was over 3.50 ms after P's lease had ended")
 
 
 def test_requests_that_were_not_chosen_are_not_spoken_of() -> None:

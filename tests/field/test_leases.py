@@ -33,7 +33,7 @@ def test_a_read_after_the_lease_is_one_incident_however_many_ranks_warn() -> Non
     suspect, whole = late.answer(), early.answer()
 
     assert (suspect.verdict, suspect.ttft_ns) == ("expired", 60 * MS)
-    assert suspect.note == "the output is suspect: the transfer was over 2.0 ms after P's lease had ended"
+    assert suspect.note == "the output is suspect: the transfer was over 2.00 ms after P's lease had ended"
     assert (whole.verdict, whole.note) == ("complete", "")
 
 
@@ -44,7 +44,7 @@ def test_a_transfer_of_blocks_that_were_let_go_is_suspect(make: Callable[..., Tr
     usual = make().at(posted_ms + 1, stages.PREFILL_RELEASED, P_LEG).answer()
 
     assert (late.verdict, usual.verdict) == ("expired", "complete")
-    assert "the output is suspect: the transfer began 1.0 ms after P had let the blocks go" in late.note
+    assert "the output is suspect: the transfer began 1.00 ms after P had let the blocks go" in late.note
 
 
 def _apart(skew_ms: float, *let_go: tuple[float, stages.Stage]) -> Attribution:
@@ -84,7 +84,7 @@ def test_every_transfer_is_looked_at_not_only_the_last() -> None:
     (usual,) = changed(trace, stages.PREFILL_RELEASED, t_ns=ns(46.5)).answers(ranks(2, 2))
 
     assert (late.verdict, usual.verdict) == ("expired", "complete")
-    assert "the transfer began 1.0 ms after P had let the blocks go" in late.note
+    assert "the transfer began 1.00 ms after P had let the blocks go" in late.note
 
 
 def test_both_sides_of_a_lease() -> None:
@@ -122,7 +122,7 @@ def test_a_finished_write_without_release() -> None:
     free = going_on(push(), P, 5_043).at(50, stages.PREFILL_RELEASED, P_LEG).answer()
 
     assert (held.verdict, held.blocks.held_ns) == ("complete", None)
-    assert held.note == "P was not seen to let its 38 blocks go, 5.0 s after nobody needed them any more"
+    assert held.note == "P was not seen to let its 38 blocks go, 5.00 s after nobody needed them any more"
     assert (free.note, free.blocks.held_ns) == ("", 19 * MS)
 
 
@@ -183,7 +183,7 @@ def test_a_completion_after_the_end() -> None:
     early = changed(trace, stages.NOTIFIED, t_ns=ns(40.5)).answer()
 
     assert (late.verdict, early.verdict) == ("aborted", "aborted")
-    assert "a completion (transfer.notified) came 1.0 ms after its end on D" in late.note
+    assert "a completion (transfer.notified) came 1.00 ms after its end on D" in late.note
     assert "a completion" not in early.note
 
 

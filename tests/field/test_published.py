@@ -191,7 +191,7 @@ def test_a_router_that_waits_for_ps_reply(tmp_path: Path) -> None:
     assert {name: ms for name, ms in causes_ms(answer).items() if name != "prefill.reply"} == causes_ms(plain)
     assert names(found) == ["router.waits"]
     assert "Answers go on only after P's reply, though D had made their first token before" in found[0].sentence
-    assert "24 of 24 requests (push, scope router) wait so, 200.0 ms at the median" in found[0].sentence
+    assert "24 of 24 requests (push, scope router) wait so, 200 ms at the median" in found[0].sentence
     assert "77 % of the time to first token of all 24 together" in found[0].sentence
     assert found[0].grade == "supposed"
 
