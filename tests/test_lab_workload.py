@@ -214,6 +214,7 @@ def test_the_summary_has_the_fields_terms() -> None:
     assert (figures["median_itl_ms"], figures["mean_itl_ms"]) == (20, 20)
     assert figures["request_throughput_qps"] == pytest.approx(2 / 0.34)
     assert "Median TTFT (ms):" in result.to_text()
+    assert "Throughput is over the benchmark duration: from the first request's start" in result.to_text()
     assert json.loads(json.dumps(result.to_json()))["summary"]["successful_requests"] == 2
 
 

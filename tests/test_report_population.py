@@ -125,7 +125,10 @@ def test_answers_that_come_late_and_together_are_no_proof_of_keeping_up() -> Non
     assert late is not None
     assert "ended closer together than they came" in late
     assert "kept up" not in late
-    assert steady == "Offered 2.00 requests/s (told to: 2), served 2.10: the run kept up."
+    assert steady == (
+        "Offered 2.00 requests/s from the first arrival to the last (told to: 2), served 2.10 from the first end to "
+        "the last: the run kept up."
+    )
 
 
 def test_too_few_requests_say_nothing_about_load(tmp_path: Path) -> None:

@@ -113,9 +113,10 @@ class Result:
         }
 
     def to_text(self) -> str:
-        """Return the summary under the names that serving benchmarks print."""
+        """Return the summary under the names that serving benchmarks print, and what their throughput counts."""
         figures = self.summary()
         lines = [f"{label + ':':<40}{_number(figures[name])}" for name, label in _LABELS.items()]
+        lines.append("Throughput is over the benchmark duration: from the first request's start to the last one's end.")
         if figures["failed_requests"]:
             lines.append("first error: " + next(record.error for record in self.records if record.error))
         return "\n".join(lines)

@@ -156,12 +156,15 @@ def contact_sentence(group: Row) -> str | None:
 
 
 def load_sentence(load: Row | None) -> str | None:
-    """Return whether the run kept up with what was offered."""
+    """Return whether the run kept up with what was offered, and over which time either rate counts."""
     if load is None:
         return None
     offered, served = load["offered_rate_hz"], load["served_rate_hz"]
     stated = f" (told to: {load['stated_rate_hz']:g})" if load["stated_rate_hz"] is not None else ""
-    told = f"Offered {figure(offered)} requests/s{stated}, served {figure(served)}"
+    told = (
+        f"Offered {figure(offered)} requests/s from the first arrival to the last{stated}, served {figure(served)} "
+        "from the first end to the last"
+    )
     if load["saturated"]:
         return f"{told}: saturated. Waiting then grows everywhere, and no class names a remedy."
     if served > BURST * offered:
