@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from kvtrace import analyze
 from kvtrace.collect import working
-from kvtrace.collect.conclusions import Conclusions
+from kvtrace.collect.answering import Answers
 from kvtrace.collect.follow import Chunk, Folders, grouped
-from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
+from kvtrace.collect.ledger import FileKey, Ledger, Position
 from kvtrace.collect.notices import Notices
 from kvtrace.collect.observing import Audience
 from kvtrace.collect.publishing import Pace
@@ -33,13 +33,11 @@ from kvtrace.wording import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from kvtrace.collect.answering import Analysis
     from kvtrace.collect.observing import Observer
-
-    Analysis = Callable[[Store, int | None], int]
 
 POLL_INTERVAL_S = 0.25  # from one look at the spool to the next: a commit costs much the same however little is in it
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
-RESUME_MARGIN_NS = 60_000_000_000
 
 
 class Recorder:
@@ -72,12 +70,10 @@ class Recorder:
         self._retention = retention or Retention()
         self._delete_consumed = delete_consumed
         self._force = force
-        self._analysis = analysis
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._audience = Audience(observers, self._notices.add)
-        self._conclusions = Conclusions(self._notices.add)
-        self._since_ns: int | None = None  # events from here on have not been analysed
+        self._answers = Answers(analysis, self.stats, self._notices.add)
         self._is_unpublished = False
         self._store: Store | None = None
 
@@ -134,15 +130,14 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
+            self._answers.resume(known)
             self._retention.resume(known)
             self._notices.add(
                 str(self.output), f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
             )
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
-        owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
-        made_by = {**created, **owing, "python": platform.python_version()}
+        made_by = {**created, **self._answers.facts(), "python": platform.python_version()}
         store.remember({**made_by, **self.facts, **self._own_facts("recording")})
 
     # Following ----------------------------------------------------------------------------------------
@@ -185,16 +180,12 @@ class Recorder:
             for _ in range(DRAIN_PASSES_MAX):
                 if not self._pass(store):
                     break
-            if self.stats.events <= analyze.WHOLE_ANALYSIS_EVENTS:
-                self._analyze(store, None)
-            elif self._since_ns is not None:
-                self._analyze(store, self._since_ns)
+            self._answers.finish(store)
             self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
             self._write_own(store, "complete")
-            if self._analysis is not None:
-                self._conclusions.finish(store)  # nobody is under way any more, as the facts now say
+            if self._answers.conclude(store):  # nobody is under way any more, as the facts now say
                 self._write_own(store, "complete")
             for copy in self._copies:
                 self._put_copy(store, copy, at_any_cost=True)
@@ -243,12 +234,12 @@ class Recorder:
             if events is not None:
                 store.append("event", events)
             self._ledger.write(store, positions)
-            if oldest_ns is not None and (self._since_ns is None or oldest_ns < self._since_ns):
-                store.remember({OWED: str(oldest_ns)})
+            if oldest_ns is not None:
+                self._answers.remember(store, oldest_ns)
         self._ledger.committed(positions)
         self._is_unpublished = True
         if oldest_ns is not None:
-            self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
+            self._answers.owe(oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
         self.stats.events += sum(chunk.rows for chunk in chunks)
         self.stats.lost = self._ledger.lost_records()
@@ -260,15 +251,14 @@ class Recorder:
     # Publishing ---------------------------------------------------------------------------------------
 
     def _analyze_and_publish(self, store: Store) -> None:
-        is_analyzed = self._since_ns is None or self._analysis is None
-        is_new = self._is_unpublished or self._conclusions.is_due
-        if is_analyzed and not is_new and not self._notices.unwritten:
+        is_new = self._is_unpublished or self._answers.conclusions.is_due
+        if not self._answers.is_analysis_due and not is_new and not self._notices.unwritten:
             self._audience.analyzed(store, self.stats)
             return
-        if is_behind := self._since_ns is not None:
-            self._analyze(store, self._since_ns)
+        if is_behind := self._answers.owed_from_ns is not None:
+            self._answers.catch_up(store, self._answers.owed_from_ns)
         else:
-            self._is_unpublished |= self._conclusions.refresh(store)
+            self._is_unpublished |= self._answers.conclusions.refresh(store)
         self._write_own(store, "recording")
         self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
         if is_behind:
@@ -276,31 +266,12 @@ class Recorder:
         self._retention.apply(store)
         self._publish(store)
         if is_behind:  # what the answers say comes with the next snapshot: this one's events do not wait for it
-            self._is_unpublished |= self._conclusions.refresh(store)
+            self._is_unpublished |= self._answers.conclusions.refresh(store)
 
     def _publish_again(self, store: Store) -> None:
         """Publish what somebody kept from being published as soon as he lets go, without another analysis."""
         if store.is_cheap_to_publish(self.output):
             self._publish(store)
-
-    def _analyze(self, store: Store, since_ns: int | None) -> None:
-        """Bring the answers up to date. A failure is noted: events without answers are better than neither."""
-        if self._analysis is None:
-            return
-        begin_s = time.monotonic()
-        try:
-            with store.transaction():
-                self._analysis(store, since_ns)
-                store.execute("DELETE FROM run WHERE name = $owed", {"owed": OWED})
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
-            self._notices.add(
-                "analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}"
-            )
-        else:
-            self._since_ns = None
-            self._conclusions.is_behind = True
-        self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
-        self.stats.analyze_s = time.monotonic() - begin_s
 
     def _publish(self, store: Store) -> None:
         """Publish the store and its copies, and delete what they hold from the spool, unless that has to wait."""
