@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from instrumented_connectors import starvation
 from kvtrace.store import Store, opening
+from tests import connector_doubles as doubles
+from tests import recorded_commands
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("kvtrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -75,3 +77,32 @@ def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     Store.open(path, "write").close()
     with Store.open(path) as opened:
         yield opened
+
+
+@pytest.fixture
+def memory() -> doubles.Memory:
+    """Return a tracer that keeps what observers of vLLM emit."""
+    return doubles.Memory()
+
+
+@pytest.fixture
+def connector() -> doubles.Connector:
+    """Return a double of vLLM's connector."""
+    return doubles.Connector()
+
+
+@pytest.fixture
+def emitter(tmp_path: Path) -> list[str]:
+    """Return the command of a program that emits, for `kvtrace record`."""
+    return recorded_commands.written_emitter(tmp_path)
+
+
+@pytest.fixture
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Keep private spool folders inside the test's own folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield folder
+    monkeypatch.setattr("tempfile.tempdir", None)

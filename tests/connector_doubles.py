@@ -223,3 +223,36 @@ class PushWorker:
             self.rounds += 1  # over: what comes from now on is for the next one
             self._push_writer_wake.wait()
             self._push_writer_wake.clear()
+
+
+class Device:
+    """A device whose events pass at times that the test sets; its clock runs 7 s behind the host's."""
+
+    def __init__(self) -> None:
+        self.host_ns = 1_000_000_000
+        self.work_ends_ns = 0
+        self.waited = False
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self, stream: object = None) -> None:
+                self.at_ns = device.host_ns + 20_000 if stream else max(device.work_ends_ns, device.host_ns)
+
+            def query(self) -> bool:
+                return device.now() >= self.at_ns
+
+            def synchronize(self) -> None:
+                device.waited = True
+
+            def elapsed_time(self, other: Any) -> float:
+                return (other.at_ns - self.at_ns) / 1e6
+
+        self.Event = Event
+        self.Stream = object
+
+    def now(self) -> int:
+        self.host_ns += 1_000
+        return self.host_ns

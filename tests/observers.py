@@ -16,6 +16,9 @@ from instrumented_connectors.worker_side import WorkerSide
 from tests import connector_doubles as doubles
 
 REMOTE = "r-on-P"
+FIRST_RUNNER = ("start_load_kv", "wait_for_save", "get_transfer_results")
+SECOND_RUNNER = ("finish_forward", *FIRST_RUNNER)
+"""The order in which either of vLLM's model runners calls the connector's worker hooks."""
 
 
 def scheduler(memory: doubles.Memory, connector: doubles.Connector, producer: bool = False) -> doubles.Connector:

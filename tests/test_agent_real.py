@@ -62,11 +62,6 @@ class Side:
 
 
 @pytest.fixture
-def memory() -> doubles.Memory:
-    return doubles.Memory()
-
-
-@pytest.fixture
 def probe(memory: doubles.Memory) -> Iterator[Probe]:
     probe = Probe(memory, rate=1.0)
     yield probe

@@ -19,12 +19,6 @@ from tests import connector_doubles as doubles
 from tests.observers import REMOTE, agent, read
 from tests.waiting import until
 
-
-@pytest.fixture
-def memory() -> doubles.Memory:
-    return doubles.Memory()
-
-
 # Agent -------------------------------------------------------------------------------------------
 
 

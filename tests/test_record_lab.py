@@ -13,11 +13,13 @@ import pytest
 from kvtrace import cli
 from kvtrace.errors import LabError
 from kvtrace.lab import metrics, stack, workload
+from tests.recorded_commands import answer
 from tests.recordings import numbers, write
-from tests.test_record_cli import answer, own_temporary_folder  # noqa: F401 -- a fixture that every test here uses
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("own_temporary_folder")
 
 
 class FakeLab:

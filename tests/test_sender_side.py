@@ -12,11 +12,6 @@ from tests.observers import agent, read
 from tests.waiting import until
 
 
-@pytest.fixture
-def memory() -> doubles.Memory:
-    return doubles.Memory()
-
-
 def test_the_wake_that_finds_work_is_shown_and_idle_ones_are_not(memory: doubles.Memory) -> None:
     side, _, _ = agent(memory)
     pushing = doubles.PushWorker()

@@ -11,17 +11,6 @@ from instrumented_connectors.worker_side import WorkerSide
 from tests import connector_doubles as doubles
 from tests.observers import agent, read, scheduler, stepped, worker
 
-
-@pytest.fixture
-def memory() -> doubles.Memory:
-    return doubles.Memory()
-
-
-@pytest.fixture
-def connector() -> doubles.Connector:
-    return doubles.Connector()
-
-
 SECOND_RUNNER = ("finish_forward", "start_load_kv", "wait_for_save", "get_transfer_results")
 
 
