@@ -31,6 +31,7 @@ _REGISTRATION_RECEIVED = stages.REGISTRATION_RECEIVED.code
 _REGISTRATION = b"PUSH_REG:"
 _HEARTBEAT = b"HB:"
 _AT_ONCE_NS = 100_000
+"""Looks that follow one another within this time are one round of the thread: one reading of the kernel's is enough."""
 
 _numbers = itertools.count(1)
 

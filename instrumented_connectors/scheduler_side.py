@@ -216,21 +216,21 @@ class SchedulerSide:
         if not self._steps:
             return
         step = self._steps.popleft()
-        is_late = took_in and not step.shown
-        if is_late:
+        was_hidden = took_in and not step.shown
+        if was_hidden:
             self._show(step)
         if not step.shown:
             self._ended_ns = 0  # a step that is not shown is not worth a reading, at its end or behind it
             return
         now = now_ns()
-        is_late = is_late and step.paused
-        if not (is_late or step.mark.is_prompt or self._prompting or self._awaiting or not self._live):
+        is_owed = was_hidden and step.paused
+        if not (is_owed or step.mark.is_prompt or self._prompting or self._awaiting or not self._live):
             # No first token waits for this step or the next one, and a reading takes 5 to 10 us behind a forward.
             self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
             self._ended_ns = 0
             return
         count_ns = starved_ns()
-        if is_late:  # of what was counted since, the step itself may have had its own length
+        if is_owed:  # of what was counted since, the step itself may have had its own length
             step.starved_ns = self._starved(step.made_ns, count_ns - (now - step.made_ns))
         result_ns = step.mark.starved_since_ns(now, count_ns)
         if result_ns >= WORTH_NS:

@@ -182,7 +182,7 @@ class WorkerSide:
         """Say how long this thread had no processor in the forward, and at least in the connector's work behind it."""
         now = now_ns()
         took_ns, behind_ns = now - self._forwarded_ns, self._spent_ns - self._before_ns
-        if took_ns < WORTH_NS:  # all of it may have been without a processor, which nobody would be told
+        if took_ns < WORTH_NS:  # too short to be told of: the result is not charged with what it may have lacked
             count_ns, connector_ns = self._count_ns + took_ns, 0
         else:
             count_ns = starved_ns()

@@ -14,11 +14,6 @@ from kvtrace.splits import TO_NOTICE
 from kvtrace.verdict import ENDS_EARLY
 from kvtrace.wording import ms
 
-# Who tells the prompt's length, without and with a stand-in on D, whose length is not the prompt's.
-_TELL_PROMPT = (
-    (stages.PREFILL_ENQUEUED, stages.DECODE_ENQUEUED, stages.CLIENT_SENT),
-    (stages.PREFILL_ENQUEUED, stages.CLIENT_SENT),
-)
 # A transfer lies between the last of these points and the first of those.
 _BEGUN = (stages.MATCHED, stages.LOAD_STARTED, stages.TRANSFER_BEGUN)
 _NOTICED = (stages.REPORTED, stages.READY)
@@ -75,7 +70,7 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         transfer_low_ns=low_ns,
         transfer_high_ns=high_ns,
         registration_late_ns=_registration_late_ns(graph),
-        prompt_tokens=_tokens(request, *_TELL_PROMPT[verdict.is_stand_in(request)]),
+        prompt_tokens=_prompt_tokens(request),
         output_tokens=_tokens(request, stages.DECODE_FINISHED, stages.CLIENT_DONE),
         blocks=blocks,
         pace=pace.pace(request, graph, around),
@@ -297,6 +292,12 @@ def _blocks(request: Request) -> Blocks:
         held_ns=held_ns,
         held_after_end_ns=max(0, min(let_go) - max(min(over), kept[0].t_ns)) if let_go and over else None,
     )
+
+
+def _prompt_tokens(request: Request) -> int | None:
+    """Return the prompt's length, None where nobody told it; a stand-in on D has a length of its own."""
+    of_decode = () if verdict.is_stand_in(request) else (stages.DECODE_ENQUEUED,)
+    return _tokens(request, stages.PREFILL_ENQUEUED, *of_decode, stages.CLIENT_SENT)
 
 
 def _tokens(request: Request, *told_by: stages.Stage) -> int | None:

@@ -48,7 +48,7 @@ class Timeline:
     def between(self, start_ns: int, end_ns: int) -> list[Step]:
         """Return the steps made up in [start_ns, end_ns), but for those that seem to have ended before they were.
 
-        Of such, as where an end was recorded and another step of that number, no time is known.
+        Such a one is the beginning and the end of two steps of one number, and has no time that is known.
         """
         first, last = bisect_left(self._scheduled, start_ns), bisect_left(self._scheduled, end_ns)
         return [step for step in self.steps[first:last] if not 0 < step.ended_ns < step.scheduled_ns]

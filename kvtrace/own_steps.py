@@ -90,7 +90,7 @@ def divide_by_processor(part: Part, starved_ns: int, step: Step) -> list[Part]:
 
 
 def without_processor(part: Part, starved_ns: int, waited_for: str) -> list[Part]:
-    """Divide what a thread does: for so long, ns, it had no processor. When is not known; the end is as good."""
+    """Divide what a thread does: for so long, ns, it had no processor. When is not known: it is laid at the end."""
     begin_ns = max(part.start_ns, part.end_ns - max(0, starved_ns))
     waiting = Part(begin_ns, part.end_ns, stages.PROCESSOR_WAIT.name, waited_for)
     return [one for one in (part._replace(end_ns=begin_ns), waiting) if one.end_ns > one.start_ns]

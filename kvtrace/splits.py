@@ -10,7 +10,7 @@ from kvtrace import division, own_steps, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
-from kvtrace.model import NEVER_NS, Request
+from kvtrace.model import NEVER_NS, Point, Request, Transfer
 from kvtrace.modes import PULL
 
 _NO_POSTS = Posts()
@@ -37,25 +37,28 @@ def divide(
         waited_for = (edge.cause is stages.DETECTION and graph.held_up_by) or graph.last_rank
     whole = Part(start_ns, end_ns, edge.cause.name, waited_for)
     # Ranks that share a step wait for one another; one that spins meanwhile lacks a processor that it has no use for.
-    if edge.cause is stages.POST or (edge.cause is stages.DETECTION and not graph.last_rank):
-        told = TO_POST if edge.cause is stages.POST else TO_NOTICE
-        return own_steps.without_processor(whole, _starved_ns(edge, whole, graph, request), told)
+    if edge.cause is stages.DETECTION and not graph.last_rank:
+        unlooked_ns = _unlooked_ns(whole, graph.points[edge.after.name], request)
+        return own_steps.without_processor(whole, unlooked_ns, TO_NOTICE)
+    if edge.cause is stages.POST:
+        return own_steps.without_processor(whole, _unposted_ns(whole, graph.transfer, request), TO_POST)
     return _after_lost(whole, request) if request.lost and edge.before.name in _SENT else [whole]
 
 
-def _starved_ns(edge: stages.Edge, whole: Part, graph: Graph, request: Request) -> int:
-    """Return for how long at least the thread that posts, or looks for the KV, had no processor meanwhile, in ns.
+def _unposted_ns(whole: Part, post: Transfer | None, request: Request) -> int:
+    """Return for how long at least, ns, the thread that posts had no processor in this stretch of the post."""
+    if post is None:
+        return 0
+    events = request.events.get(stages.POST_STARVED.name, ())
+    counted_ns = max((one.b for one in events if (one.process, one.a) == (post.process, post.number)), default=0)
+    return counted_ns - max(0, post.post_ended_ns - whole.end_ns)
 
-    What was counted over a longer time than this stretch may lie outside of it.
+
+def _unlooked_ns(whole: Part, notice: Point, request: Request) -> int:
+    """Return for how long at least, ns, the thread that noticed the KV had no processor in this stretch before.
+
+    What was counted since a look before the stretch may lie before it, too.
     """
-    if edge.cause is stages.POST:
-        post = graph.transfer
-        if post is None:
-            return 0
-        events = request.events.get(stages.POST_STARVED.name, ())
-        counted_ns = max((one.b for one in events if (one.process, one.a) == (post.process, post.number)), default=0)
-        return counted_ns - max(0, post.post_ended_ns - whole.end_ns)
-    notice = graph.points[edge.after.name]
     return max(
         (
             one.b - max(0, one.c - (whole.end_ns - whole.start_ns))

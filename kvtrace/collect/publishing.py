@@ -61,8 +61,8 @@ class Pace:
         self._last_s = time.monotonic()
         self._count += 1
         self.published_ns = time.time_ns()
-        if extent == "whole":
-            self._whole_cost_s, self._saved_s = self.cost_s, 0.0  # waited for, or free
+        if extent == "whole":  # paid for by the time before it, or one of the first two
+            self._whole_cost_s, self._saved_s = self.cost_s, 0.0
         else:
             self._saved_s = saved_s - self.cost_s * (1 - SHARE)
         pause_s = max(self._interval_s, -self._saved_s / SHARE)
