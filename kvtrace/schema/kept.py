@@ -79,9 +79,9 @@ STEP = Table(
         ("before_forward_ns", "BIGINT", "The part of it before the forward, on that rank."),
         ("gap_ns", "BIGINT", "From the making up of the step before it; NULL if that is ten minutes ago or unseen."),
         ("starved_ns", "BIGINT", "How long the scheduler's thread could have run before it and had no processor."),
-        ("forward_starved_ns", "BIGINT", "How long a worker's thread was so in its forward, the most of any rank."),
-        ("connector_starved_ns", "BIGINT", "The same of the connector's work behind the forward, at least."),
-        ("result_starved_ns", "BIGINT", "The same from there until its result was handed over."),
+        ("forward_starved_ns", "BIGINT", "A worker's time without a processor in its forward, the most of any rank."),
+        ("connector_starved_ns", "BIGINT", "A worker's time without a processor in the connector's work, at least."),
+        ("result_starved_ns", "BIGINT", "A worker's time without a processor between connector's work and result."),
     ),
 )
 

@@ -472,9 +472,9 @@ COMMENT ON COLUMN step."connector_ns" IS 'Time the connector took on the forward
 COMMENT ON COLUMN step."before_forward_ns" IS 'The part of it before the forward, on that rank.';
 COMMENT ON COLUMN step."gap_ns" IS 'From the making up of the step before it; NULL if that is ten minutes ago or unseen.';
 COMMENT ON COLUMN step."starved_ns" IS 'How long the scheduler''s thread could have run before it and had no processor.';
-COMMENT ON COLUMN step."forward_starved_ns" IS 'How long a worker''s thread was so in its forward, the most of any rank.';
-COMMENT ON COLUMN step."connector_starved_ns" IS 'The same of the connector''s work behind the forward, at least.';
-COMMENT ON COLUMN step."result_starved_ns" IS 'The same from there until its result was handed over.';
+COMMENT ON COLUMN step."forward_starved_ns" IS 'A worker''s time without a processor in its forward, the most of any rank.';
+COMMENT ON COLUMN step."connector_starved_ns" IS 'A worker''s time without a processor in the connector''s work, at least.';
+COMMENT ON COLUMN step."result_starved_ns" IS 'A worker''s time without a processor between connector''s work and result.';
 
 CREATE TABLE leg (
   "engine" VARCHAR,
@@ -657,7 +657,7 @@ FROM (VALUES
     ('transfer.failed', 98, 'transfer', 'The transfer failed.', 'transfer', '', '', '', 'reason'),
     ('transfer.notified', 99, 'transfer', 'A worker reads the other side''s completion notification; the request id is the reader''s own.', 'rank', '', '', '', ''),
     ('transfer.post_starved', 102, 'transfer', 'For a tenth of a millisecond or more of a post its thread could have run and had no processor, as the kernel counts.', 'transfer', 'starved_ns [ns]', '', '', ''),
-    ('transfer.notice_starved', 103, 'transfer', 'The same of a thread of D until it noticed that the KV has come; stamped as transfer.done or transfer.notified is.', 'rank', 'starved_ns [ns]', 'since_ns [ns]', '', ''),
+    ('transfer.notice_starved', 103, 'transfer', 'For a tenth of a millisecond or more before it noticed that the KV has come a thread of D could have run and had no processor; stamped as transfer.done or transfer.notified is.', 'rank', 'starved_ns [ns]', 'since_ns [ns]', '', ''),
     ('transfer.probed', 100, 'transfer', 'The probe thread saw the transfer done.', 'transfer', 'last_pending_ns [ns]', '', '', ''),
     ('notification.orphaned', 101, 'transfer', 'A notification names a request that the worker does not know.', 'rank', '', '', '', ''),
     ('step.scheduled', 110, 'engine', 'The scheduler has made up a step.', 'step', 'tokens [tokens]', 'requests', 'waiting', ''),
@@ -666,7 +666,7 @@ FROM (VALUES
     ('step.connected', 113, 'engine', 'The connector''s work of the step on the forward thread is over.', 'step', 'rank', 'connector_ns [ns]', 'before_forward_ns [ns]', ''),
     ('step.ended', 114, 'engine', 'The scheduler has taken in the step''s result.', 'step', 'starved_ns [ns]', '', '', ''),
     ('step.worker_starved', 115, 'engine', 'For a tenth of a millisecond or more of a step''s part a worker''s forward thread could have run and had no processor, as the kernel counts.', 'step', 'rank', 'forward_starved_ns [ns]', 'connector_starved_ns [ns]', ''),
-    ('step.result_starved', 116, 'engine', 'The same of the time from the end of the connector''s work until the worker handed over the step''s result; where scheduler and worker are one thread, until that took it in.', 'step', 'rank', 'result_starved_ns [ns]', '', ''),
+    ('step.result_starved', 116, 'engine', 'For a tenth of a millisecond or more between the connector''s work and the hand-over of the step''s result a worker''s thread could have run and had no processor; where scheduler and worker are one thread, until that took it in.', 'step', 'rank', 'result_starved_ns [ns]', '', ''),
     ('sender.woke', 120, 'engine', 'The sender thread wakes.', 'slept_ns [ns]', 'queue_length', 'signal_delay_ns [ns]', '', ''),
     ('sender.slept', 121, 'engine', 'The sender thread goes to sleep.', 'busy_ns [ns]', 'queue_length', '', '', ''),
     ('client.sent', 130, 'client', 'The client sends the request.', 'prompt_tokens [tokens]', '', '', '', 'client_request_id'),
