@@ -80,6 +80,18 @@ def blank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 @pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """Return the folder that a recorder follows."""
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Return where a recorder puts its store."""
+    return tmp_path / "run.duckdb"
+
+
+@pytest.fixture
 def memory() -> doubles.Memory:
     """Return a tracer that keeps what observers of vLLM emit."""
     return doubles.Memory()

@@ -21,16 +21,6 @@ HOSTILE = ["it's", "'; DROP TABLE event; --", "a\x00b\x1b[31m\r\n", "é 漢 🦆
 MS = 1_000_000
 
 
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run.duckdb"
-
-
 # What is there ---------------------------------------------------------------------------------------
 
 

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from kvtrace.collect.stats import Stats
 
 
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run.duckdb"
-
-
 def test_folders_and_processes_may_come_later(spool: Path, output: Path) -> None:
     second = spool.with_name("second")
     recorder = Recorder(output, [spool, second], {}, publish_interval_s=0.1, analysis=None)

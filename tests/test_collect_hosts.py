@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from kvtrace import emit, wire
 from kvtrace.collect import Recorder
 from kvtrace.store import Store
@@ -13,16 +11,6 @@ from tests.recordings import STEP, numbers, record_once, write
 from tests.waiting import until
 
 MS = 1_000_000
-
-
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run.duckdb"
 
 
 def copy_from_another_host(spool: Path, folder: Path, wall_shift_ns: int) -> None:

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run.duckdb"
-
-
 def test_a_finished_store_is_not_overwritten(spool: Path, output: Path) -> None:
     write(spool, 0, 10)
     record_once(output, spool)
