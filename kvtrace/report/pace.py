@@ -35,7 +35,7 @@ def _made_longer(explained: Explained, decode_ns: int) -> list[str]:
         own = explained.request["request_id"]
         others = [row for row in explained.blame if row["blamed_request_id"] != own]
         by_others_ns = sum(row["extension_ns"] for row in others)
-        whose = f", {ms(by_others_ns)} of it posting {plural(len(others), 'other request')}" if others else ""
+        whose = f", {ms(by_others_ns)} of it for {plural(len(others), 'other request')}" if others else ""
         told.append(
             f"Connector work on D's forward thread made its steps {ms(pace['extension_ns'])} "
             f"({percent(pace['extension_ns'], decode_ns)}) longer{whose}."
