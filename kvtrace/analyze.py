@@ -18,6 +18,8 @@ from kvtrace.store import Store
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
 WHOLE_ANALYSIS_EVENTS = 200_000
 """Stores up to this size are worked out whole once more when their events are complete; larger ones in part."""
+_RANKS_MAX = 1 << 16
+_NUMBER_MAX = 1 << 53
 # A step that began this long before a request may matter to it.
 _MARGIN_NS = 10_000_000_000
 # What other requests did longer before is not seen to matter to one that is worked out while the run goes on.
@@ -216,7 +218,7 @@ def load_processes(store: Store) -> dict[int, Process]:
             engine=engine,
             domain=f"{row['host']}/{row['domain']}",
             offset_ns=row["offset_ns"] or 0,
-            tp_size=int(facts.get("tp_size") or 1),
+            tp_size=_number(facts, "tp_size", _RANKS_MAX) or 1,
             imported=facts.get("imported", ""),
             max_tokens=_number(facts, "max_num_batched_tokens"),
             max_requests=_number(facts, "max_num_seqs"),
@@ -224,10 +226,11 @@ def load_processes(store: Store) -> dict[int, Process]:
     return processes
 
 
-def _number(facts: dict[str, str], name: str) -> int:
-    """Return the fact as a number, 0 where it is missing or none."""
+def _number(facts: dict[str, str], name: str, most: int = _NUMBER_MAX) -> int:
+    """Return the fact as a number, 0 where it is missing, none, or larger than `most`."""
     value = facts.get(name, "")
-    return int(value) if value.isdecimal() else 0
+    number = int(value) if value.isdecimal() and len(value) <= len(str(most)) else 0
+    return number if number <= most else 0
 
 
 def _facts(row: dict[str, Any]) -> dict[str, str]:

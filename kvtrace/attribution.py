@@ -57,14 +57,16 @@ def attribute(request: Request, around: Surroundings) -> Attribution:
         said.insert(0, f"{told}: the clocks of two hosts disagree by more than that, so no TTFT can be told")
     scope = _scope(request, start, end)
     start_ns = graph.points[start].t_ns if start is not None else request.first_ns
+    token_ns = graph.points[end].t_ns if end is not None and start is not None else None
     return Attribution(
         request=request,
         verdict=named,
         scope=scope,
         note="; ".join(filter(None, [reason, *said])),
         start_ns=start_ns,
-        first_token_ns=graph.points[end].t_ns if end is not None and start is not None else None,
-        end_ns=_end_ns(request, scope),
+        first_token_ns=token_ns,
+        # Clocks of two hosts may say that it was over before: nobody is to find a time that runs backwards.
+        end_ns=max(_end_ns(request, scope), token_ns or start_ns),
         segments=segments,
         hidden=(*_hidden(request, graph, end, segments), *_hidden_handshakes(request, graph, segments, around)),
         shares_ns=shares_ns,

@@ -81,16 +81,18 @@ class _Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
-            status = self._reap()
+            try:
+                status = self._reap()
+            finally:
+                self.ended = True
+                if self.terminal:
+                    self.terminal.take(self.pid)
+            if self.terminated:
+                self._signal_group(signal.SIGTERM)
+            self._settle()
         finally:
-            self.ended = True
-            if self.terminal:
-                self.terminal.take(self.pid)
             for number, handler in self.before.items():
                 signal.signal(number, handler)
-        if self.terminated:
-            self._signal_group(signal.SIGTERM)
-        self._settle()
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 
@@ -126,13 +128,14 @@ class _Child:
                 os.close(descriptor)
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
-        """Pass a signal that was sent to this process on to the child, more firmly when it is repeated."""
-        if self.ended:
-            return
+        """Pass a signal that was sent to this process on to the child, more firmly when it is repeated.
+
+        Once that has ended, what it left running gets it.
+        """
         if number == signal.SIGINT:
             self.interrupts += 1
             number = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[min(self.interrupts, 3) - 1]
-        if number == signal.SIGTERM:
+        if number == signal.SIGTERM and not self.ended:
             self.terminated = True
             with suppress(ProcessLookupError, PermissionError):  # sudo's child is another user's
                 os.kill(self.pid, number)

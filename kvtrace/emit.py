@@ -150,7 +150,10 @@ class Emitter(Series, NullEmitter):
     def flush(self) -> None:
         """Do now what the spool thread does within a second."""
         if self.enabled:
-            self.tend(now=True)
+            try:
+                self.tend(now=True)
+            except Exception as error:  # noqa: BLE001 - tracing never raises into its host
+                self.disable("flush", error)
 
     def close(self) -> None:
         """End the series: its files are marked as left, later calls do nothing."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 _NAME = (
-    r"(?:key|token|secret|password|passwd|passphrase|credentials?|authorization|api[-_]?keys"
-    r"|(?<![a-z])(?:pass|pwd|auth))"
+    r"(?:key|token|secret|password|passwd|passphrase|credentials?|authorization|api[-_]?keys|cookie"
+    r"|bearer|(?<![a-z])(?:pass|pwd|pw|auth|sig))"
 )
 SECRET = re.compile(rf"{_NAME}$", re.IGNORECASE)
 """Names of flags and variables whose values are secrets; `--max-num-batched-tokens` is none."""
@@ -23,7 +23,12 @@ _SCHEME = re.compile(r"(?<![^=:,])(?:basic|bearer)$", re.IGNORECASE)
 _SPACE = re.compile(r"\s")
 _BEFORE_SCRIPT = re.compile(r"-[a-z]*c")
 _PIECE = re.compile(r"""\s+|(?:'[^']*(?:'|$)|"(?:\\.|[^"\\])*(?:"|\\?$)|[^\s'"])+""", re.DOTALL)
-_GIVEN = re.compile(rf"""((?<![\w.-])[\w.-]*{_NAME}\\?["']?[:=]\\?["']?)[^\s'"\\]+""", re.IGNORECASE)
+_GIVEN = re.compile(rf"""((?<![\w.-])[\w.-]*{_NAME}\\?["']?\]?[:=]\\?["']?)[^\s'"\\]+""", re.IGNORECASE)
+_SHAPED = re.compile(
+    r"(?<![\w-])(?:(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[a-z]-)[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)"
+)
+"""Tokens that are known by how they look, wherever they stand."""
+_LOGIN = re.compile(r"(?:-u|--user|--proxy-user)")
 _IN_URL = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 
 
@@ -38,11 +43,18 @@ def without_secrets(argv: Sequence[str], *, ends: str = "-") -> list[str]:
     before = ""
     for word in argv:
         name, has_value, _ = word.partition("=")
+        if values_left and word == "\\":  # the value is on a script's next line
+            found.append(word)
+            continue
         if values_left and word[:1] not in ends:
             values_left -= 1
             found.append(HIDDEN)
             continue
         values_left = 0
+        if _LOGIN.fullmatch(before) and ":" in word:
+            found.append(f"{word.partition(':')[0]}:{HIDDEN}")
+            before = word
+            continue
         if word.startswith("-") and not has_value and SECRET.search(name):
             values_left = math.inf if _SEVERAL.search(name) else 1
         elif _HEADER.fullmatch(word):
@@ -81,7 +93,7 @@ def _cleared(word: str) -> str:
     if plain != word:
         (cleared,) = without_secrets([plain])
         return word if cleared == plain else shlex.quote(cleared)
-    return _IN_URL.sub(HIDDEN, _GIVEN.sub(rf"\g<1>{HIDDEN}", word))
+    return _SHAPED.sub(HIDDEN, _IN_URL.sub(HIDDEN, _GIVEN.sub(rf"\g<1>{HIDDEN}", word)))
 
 
 def _unquoted(word: str) -> str:
@@ -102,8 +114,10 @@ def _document(word: str) -> Any:
 
 def _cleared_document(value: Any, *, is_secret: bool = False) -> Any:
     if isinstance(value, dict):
+        of = value.get("name")  # as variables of a container are given: a name and a value
+        is_secret = is_secret or (isinstance(of, str) and "value" in value and bool(SECRET.search(of)))
         return {
-            name: _cleared_document(one, is_secret=is_secret or bool(SECRET.search(name)))
+            name: _cleared_document(one, is_secret=(is_secret and name != "name") or bool(SECRET.search(name)))
             for name, one in value.items()
         }
     if isinstance(value, list):

@@ -185,7 +185,11 @@ class SegmentFile:
     # Records -----------------------------------------------------------------------------------------
 
     def _read(self, start: int, count: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return up to `count` slots from record number `start` on, and which of them are whole."""
+        """Return up to `count` slots from record number `start` on, and which of them are whole.
+
+        What lies beyond the records that a file may come to hold is none: a file of holes can be of any length.
+        """
+        count = max(0, min(count, self._slots_max - _FIRST_SLOT - start))
         offset = wire.HEADER_BYTES + start * wire.RECORD_BYTES
         first = os.pread(self._descriptor, count * wire.RECORD_BYTES, offset)
         whole = len(first) // wire.RECORD_BYTES

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvtrace import clock, stages, wire
-from kvtrace.spool import Link, Segment, Spool, Window, empty_window, write
+from kvtrace.spool import Link, Segment, Spool, SpoolGoneError, Window, empty_window, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -178,7 +178,12 @@ class Series:
         return window
 
     def fail(self, error: OSError) -> None:
-        """Say that there is no room, once for each trouble and at most once a minute; the spool thread keeps trying."""
+        """Say that there is no room, once for each trouble and at most once a minute; the spool thread keeps trying.
+
+        Raises SpoolGoneError, behind which there is nothing to wait for.
+        """
+        if isinstance(error, SpoolGoneError):
+            raise error
         if not self._is_said and _now() >= self._may_say_ns:
             _log.warning("kvtrace drops and counts events in process %d until there is room: %s", os.getpid(), error)
             self._is_said, self._may_say_ns = True, _now() + SILENT_NS
@@ -220,6 +225,8 @@ class Series:
         try:
             window = self._grow()
         except OSError as error:
+            if isinstance(error, SpoolGoneError):
+                self._segments = left  # to be sealed when the thread ends
             self.fail(error)
         last = self._window[3]
         while last.next is not None:

@@ -34,7 +34,14 @@ LEAST_BYTES = 16 * 1024  # a smaller window is not worth a file
 FLOOR_SHARE = 32  # the last 1/32 of the file system is left to others: a full /dev/shm would harm the engine itself
 FAULT_BYTES_MAX = 4 * 1024 * 1024  # pages touched in advance, so that an event does not pay for the page fault
 
+PRIVATE_PREFIX = "kvtrace-spool-"
+"""How the name of a folder begins that a recorder makes for itself and takes away when the recording is over."""
+
 Window = tuple[Iterator[int], mmap.mmap, dict[str, int], "Link"]  # slots, file, string ids, what comes after
+
+
+class SpoolGoneError(FileNotFoundError):
+    """The private folder of a recording is gone: the recording is over, and nobody would read a new one."""
 
 
 class Link:
@@ -220,7 +227,7 @@ class Spool:
     def grow(self) -> Window:
         """Return the window that follows the newest, in the same file or a new one; raise OSError without room."""
         if self._segment is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
         now_ns = time.monotonic_ns()
         pressed = now_ns - self._grown_ns < PRESSED_NS
         size = self._next_bytes(pressed=pressed)
@@ -238,6 +245,12 @@ class Spool:
         self._windows += 1
         self._window_bytes = size
         return window
+
+    def _make_folder(self) -> None:
+        if not self.folder.name.startswith(PRIVATE_PREFIX):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif not self.folder.is_dir():
+            raise SpoolGoneError(errno.ENOENT, "the recording that it was made for is over", str(self.folder))
 
     def used_bytes(self) -> int:
         """Return the bytes of this series' files that are still in the folder."""

@@ -197,6 +197,17 @@ def test_two_hosts_mark_the_segments_between_them() -> None:
     assert "decode.reply" not in crossing
 
 
+@pytest.mark.parametrize("lost", ["router.first_token", "router.received"])
+def test_no_request_ends_before_its_first_token_or_its_start(lost: str) -> None:
+    """The router's clock is 1 s behind the engines', and one of its points was not recorded."""
+    trace = push().without(lost)
+    trace.events = [e._replace(t_ns=e.t_ns - 1000 * MS) if e.process == ROUTER else e for e in trace.events]
+    answer = trace.answer()
+
+    assert answer.end_ns >= (answer.first_token_ns or 0)
+    assert answer.end_ns >= answer.start_ns
+
+
 def test_clocks_that_put_the_token_before_the_start_are_named() -> None:
     """D's clock is 1 s behind and the router's first token was not recorded: seen at 57, it is stamped -943."""
     trace = push().without("router.first_token")

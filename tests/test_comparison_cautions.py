@@ -28,6 +28,24 @@ def test_of_few_requests_no_interval_is_told(tmp_path: Path) -> None:
     assert "Whether run.duckdb kept up is not known" in told(document)
 
 
+def test_of_a_recording_against_itself_everything_is_said_once(tmp_path: Path) -> None:
+    path = recording(19).write(tmp_path / "run.duckdb")
+    with Store.open(path) as store:
+        document = comparison.compare(store, store)
+
+    assert told(document).count("Whether run.duckdb kept up is not known") == 1
+    assert "against.duckdb" not in told(document).partition("\n")[2]
+
+
+@pytest.mark.parametrize(("count", "explained"), [(19, False), (66, True)])
+def test_intervals_are_explained_where_a_table_has_one(tmp_path: Path, count: int, explained: bool) -> None:
+    console = plain_console()
+    document = compared(tmp_path, recording(count), recording(count, jitter=2))
+    comparison_page.print_comparison(document, ("run.duckdb", "against.duckdb"), console)
+
+    assert ("Intervals are of 95 %" in text_of(console)) == explained
+
+
 def test_a_saturated_recording_gives_no_verdict(tmp_path: Path) -> None:
     """Offered 100 requests/s and served 50: each waits 10 ms longer than the one before."""
     growing = Sample()

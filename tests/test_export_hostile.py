@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kvtrace import cli
+from kvtrace import cli, stages
 from kvtrace.store import Store
 from tests import exported
 from tests.otlp_receiver import RECEIVERS, values
 from tests.test_export import otlp_spans
+from tests.trace import MS, P, ns, push
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,16 @@ def test_lines_stay_lines(store: Path, tmp_path: Path) -> None:
     assert cli.main(["export", str(store), "--format", "otlp-json", "-o", str(target)]) == 0
 
     assert target.read_bytes().count(b"\n") == len(exported.varied())
+
+
+@pytest.mark.parametrize("busy_ns", [-(2**63), -1, 2**62, 2**63 - 1])
+def test_a_sender_that_was_awake_for_ever_is_so_since_it_slept(tmp_path: Path, busy_ns: int) -> None:
+    trace = push().at(95, stages.SENDER_SLEPT, "", busy_ns, process=P)
+    store, target = exported.write(tmp_path / "run.duckdb", trace), tmp_path / "run.trace"
+    assert cli.main(["export", str(store), "--format", "perfetto", "-o", str(target)]) == 0
+
+    read = exported.Reader().parse(target.read_bytes())
+    awake = [one for some in read.slices.values() for one in some if one.name == "awake"]
+    assert [(one.start_ns - ns(90), one.end_ns - ns(90)) for one in awake[1:]] == [
+        (0 if busy_ns > 0 else 5 * MS, 5 * MS)
+    ]

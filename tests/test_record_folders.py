@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,15 +125,57 @@ def test_the_spool_of_what_still_runs_is_kept_and_named(tmp_path: Path, emitter:
     command += " until ls $KVTRACE_SPOOL/*.kvt; do sleep 0.05; done >/dev/null 2>&1"
     ended = run("-o", store, "--", "bash", "-c", command)
     assert ended.returncode == 0
-    (kept,) = [line for line in ended.stderr.splitlines() if "is kept" in line]
-    folder = Path(kept.split()[1])
+    folder, rest = kept_of(ended.stderr)
     assert folder.is_dir()
     go.touch()
     with output.open() as told:
         os.close(held)
         assert told.readlines()[-1] == "1\n"  # the pipe has an end once its last writer has
-    assert cli.main(["record", "-o", str(tmp_path / "rest.duckdb"), "--spool", str(folder), "--once"]) == 0
+    assert cli.main([*rest, "--once"]) == 0
     assert not folder.exists()
+
+
+def kept_of(said: str) -> tuple[Path, list[str]]:
+    """Return the folder that is kept, and the words that are to be typed for what still comes."""
+    (kept,) = [line for line in said.splitlines() if "is kept" in line]
+    return Path(kept.split()[1]), shlex.split(kept.split("`")[1])[1:]
+
+
+def test_the_spool_of_what_has_not_begun_to_write_is_kept_and_its_process_named(
+    tmp_path: Path, emitter: list[str]
+) -> None:
+    """An engine takes half a minute to start; it made the folder anew, and wrote where nobody reads."""
+    store, begin, done = (tmp_path / name for name in ("run.duckdb", "begin", "done"))
+    late = f"until [ -e {begin} ]; do sleep 0.05; done; {shlex.join(emitter)} 2 0 0 >{done}.part; mv {done}.part {done}"
+    command = f"setsid bash -c {shlex.quote(late)} >/dev/null 2>&1 </dev/null & echo $!"
+    ended = run("-o", store, "--", "bash", "-c", command)
+
+    folder, rest = kept_of(ended.stderr)
+    assert ended.returncode == 0
+    assert f"({ended.stdout.strip()} bash" in ended.stderr
+    assert "have it wait for what it starts" in ended.stderr
+    begin.touch()
+    until(done.exists)
+    assert cli.main([*rest, "--once"]) == 0
+    assert events(Path(rest[2])) == 6
+    assert not folder.exists()
+
+
+def test_a_signal_while_what_the_command_left_is_waited_for_ends_that_and_the_store_is_told_of(tmp_path: Path) -> None:
+    store, told = tmp_path / "run.duckdb", tmp_path / "told"
+    left = f"trap 'touch {told}; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    process = start("-o", store, "--", "bash", "-c", f"bash -c {shlex.quote(left)} & exit 3")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.7)  # the command has ended and was taken note of
+    begin_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=LONG_S)
+
+    assert process.returncode == 3
+    assert told.exists()
+    assert time.monotonic() - begin_s < 4.5
+    assert f"kvtrace: wrote {store}: 0 requests" in said
 
 
 def test_shared_memory_is_used_only_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

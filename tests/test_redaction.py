@@ -54,6 +54,12 @@ HUSH = "hush"
         ["bash", "-c", "vllm --x '{\"token\": \"hush\"}' --y \"{\\\"token\\\": \\\"hush\\\"}\" --env=\"KEY=a hush\""],
         ["sh", "-c", shlex.join(["sh", "-c", shlex.join(["sh", "-c", "vllm --hf-token 'a hush' --api-key hush"])])],
         ["ssh", "host", "KEY=hush vllm serve m"],
+        ["curl", "-u", "me:hush", "--cookie", "sid=hush", "--oauth2-bearer", "hush", "-H", "Cookie: sid=hush"],
+        ["run", "--pw", "hush", "http://h/?sig=hush", '{"env": [{"name": "HF_TOKEN", "value": "hush"}]}'],
+        ["run", "hf_" + 4 * "hush", "sk-" + 4 * "hush", "a=eyJhbGciOiJI.eyJzdWIi.hush"],
+        ["bash", "-c", "git clone x --with ghp_" + 4 * "hush"],
+        ["sh", "-c", "vllm --hf-token \\\n hush --port 1"],
+        ["python", "-c", "import os; os.environ['HF_TOKEN']='hush'"],
         ["run", "--pass", "hush", "--auth=me:hush", "MYSQL_PWD=hush", "--api-keys", "hush", "hush"],
     ],
 )  # fmt: skip
@@ -65,6 +71,7 @@ def test_no_way_to_give_a_secret_leaves_it_in(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("word", "kept"),
     [
+        ("env -u X task_sk-1 --user me hf_x", "env -u X task_sk-1 --user me hf_x"),
         ("HF_TOKEN=hush vllm serve m --block-size 16", "HF_TOKEN=*** vllm serve m --block-size 16"),
         ("a  && b\t--api-key=hush;\nc 'd e' | f", "a  && b\t--api-key=***\nc 'd e' | f"),
         ('vllm --x \'{"a": 1}\' --y {"max_tokens":2}', 'vllm --x \'{"a": 1}\' --y {"max_tokens":2}'),

@@ -178,6 +178,61 @@ def test_a_removed_folder_is_made_again_and_what_it_held_counts_as_lost(tmp_path
     tracer.close()
 
 
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """Return a folder as a recorder makes it for itself."""
+    folder = tmp_path / f"{spool.PRIVATE_PREFIX}x7"
+    folder.mkdir()
+    return folder
+
+
+def test_the_folder_of_a_recording_that_is_over_is_not_made_again(
+    private: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private.rmdir()
+    monkeypatch.setenv(emit.SPOOL_VARIABLE, str(private))
+    tracer = emit._from_environment()
+    emit_many(tracer, 10)
+
+    assert not tracer.enabled
+    assert not private.exists()
+    (said,) = caplog.messages
+    assert said.startswith(f"kvtrace is off in process {os.getpid()}: ")
+    assert "the recording that it was made for is over" in said
+
+
+def test_tracing_ends_with_the_recording_whose_folder_is_taken_away(
+    private: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It made the folder again and filled shared memory, up to its budget, for nobody."""
+    tracer = emit.Emitter(private)
+    emit_many(tracer, 100)
+    shutil.rmtree(private)
+    tracer.flush()
+    emit_many(tracer, 50)
+
+    assert not tracer.enabled
+    assert not private.exists()
+    (said,) = caplog.messages
+    assert said.startswith(f"kvtrace switched itself off in process {os.getpid()}, serving goes on: ")
+    tracer.close()
+
+
+def test_a_child_that_is_forked_behind_a_recording_does_not_trace(private: Path) -> None:
+    script = """
+import os, pathlib, shutil, sys
+shutil.rmtree(os.environ["KVTRACE_SPOOL"])
+if not (child := os.fork()):
+    tracer.emit(50, "r")
+    tracer.emit(50, "r")
+    os._exit(int(tracer.enabled))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+"""
+    assert spooled.run(script, private) == "0\n"
+    assert not private.exists()
+
+
 def test_a_folder_that_cannot_be_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     tracer = emit.Emitter(folder)

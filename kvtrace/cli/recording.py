@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrace.cli import writers
 from kvtrace.messages import command_line, say
+from kvtrace.spool import PRIVATE_PREFIX
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 LATER_NS = (1 << 63) - 1
 """A time that is later than all others: nothing is recorded as yet."""
-_SPOOL_PREFIX = "kvtrace-spool-"
 _SPOOL_FREE_BYTES = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
 
@@ -65,10 +66,9 @@ def recording(
             yield recorder
     finally:
         followed = recorder.spools if recorder is not None else spools
-        kept = [spool for spool in followed if is_private(spool) and not _clear(spool)]
-        for spool in kept:
-            resume = command_line("record", "-o", output, "--spool", spool)
-            say(f"{spool} is kept: its processes still run, or not everything in it is in the store; see `{resume}`")
+        for spool in followed:
+            if is_private(spool):
+                _clear_or_say(spool, output)
     _report(recorder)
     for message in watch.report():
         say(message)
@@ -117,16 +117,27 @@ def make_spool() -> Path:
     with suppress(OSError):
         if shutil.disk_usage(_SHARED_MEMORY).free >= _SPOOL_FREE_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
             folder = _SHARED_MEMORY
-    return Path(tempfile.mkdtemp(prefix=_SPOOL_PREFIX, dir=folder))
+    return Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=folder))
 
 
 def is_private(folder: Path) -> bool:
     """Return True for a folder that a recorder made for itself."""
-    return folder.name.startswith(_SPOOL_PREFIX) and folder.parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}
+    return folder.name.startswith(PRIVATE_PREFIX) and folder.parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}
 
 
-def _clear(folder: Path) -> bool:
-    """Remove a private folder unless it still holds spool files; return True once it is gone."""
-    if next(folder.glob("*.kvt"), None) is None:
+def _clear_or_say(folder: Path, output: Path) -> None:
+    """Remove a private folder, or say why it is kept, for whom, and how what still comes is recorded."""
+    from kvtrace.store import working_path
+
+    left = writers.given(folder)
+    if not left and next(folder.glob("*.kvt"), None) is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
+    if not folder.exists():
+        return
+    # What is finished is not overwritten; a recording that broke off is completed.
+    target = output if working_path(output).exists() else output.with_stem(f"{output.stem}.rest")
+    resume = command_line("record", "-o", target, "--spool", folder)
+    why = f"{writers.told(left)} may still write to it" if left else "not everything in it is in the store"
+    say(f"{folder} is kept: {why}; `{resume}` records that")
+    if left:
+        say("a script is recorded for as long as it runs: have it wait for what it starts")

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvtrace import stages, wire
+from kvtrace.collect.amounts import are_possible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,8 @@ _LASTING = np.array(
 class Converted(NamedTuple):
     """Records as rows of table event, the first and the last time among them (unix ns, 0 without any).
 
-    `unknown` were left out as of no known stage, `timeless` as of a time that no clock shows.
+    `unknown` were left out as of no known stage, `timeless` as of a time that no clock shows, `impossible` as of
+    amounts that nothing has.
     """
 
     events: pa.Table
@@ -42,6 +44,7 @@ class Converted(NamedTuple):
     newest_ns: int
     unknown: int
     timeless: int
+    impossible: int
 
 
 def to_events(
@@ -55,17 +58,18 @@ def to_events(
     is_known = index != _UNKNOWN
     # Compared without the offset: with it, a time that is none could come round to one that is.
     is_time = (times_ns >= -offset_ns) & (times_ns <= min(wire.LATEST_NS - offset_ns, _MOST))
-    kept = is_known & is_time
+    is_possible = are_possible(records)
+    kept = is_known & is_time & is_possible
     if from_monotonic_ns:
         kept &= _LASTING[index] | (times_ns >= from_monotonic_ns)
-    unknown, timeless = (len(index) - int(np.count_nonzero(one)) for one in (is_known, is_time))
+    left_out = [len(index) - int(np.count_nonzero(one)) for one in (is_known, is_time, is_possible)]
     if not kept.all():
         records, index = records[kept], index[kept]
     events = _table(records, index, strings, process, offset_ns)
     if not len(records):
-        return Converted(events, 0, 0, unknown, timeless)
+        return Converted(events, 0, 0, *left_out)
     oldest_ns, newest_ns = (int(edge) + offset_ns for edge in (records["t_ns"].min(), records["t_ns"].max()))
-    return Converted(events, oldest_ns, newest_ns, unknown, timeless)
+    return Converted(events, oldest_ns, newest_ns, *left_out)
 
 
 def _table(

@@ -232,12 +232,13 @@ class Folders:
             return
         # Asked once the records are here: one that came after the time was set finds it set.
         from_monotonic_ns = self._from_monotonic_ns()
-        unknown = timeless = 0
+        unknown = timeless = impossible = 0
         for start in range(0, count, RECORDS_PER_CHUNK):
             part = batch.records[start : start + RECORDS_PER_CHUNK]
             found = convert.to_events(part, batch.strings, process.process, process.offset_ns, from_monotonic_ns)
             unknown += found.unknown
             timeless += found.timeless
+            impossible += found.impossible
             moved_to = position if start + RECORDS_PER_CHUNK >= count else None
             times_ns = found.oldest_ns, found.newest_ns
             yield Chunk(key, process, moved_to, found.events, batch.facts, batch.dropped, *times_ns, len(part))
@@ -248,6 +249,9 @@ class Folders:
             self._notice(str(followed.path), message)
         if timeless:
             message = f"holds times that no clock shows, in {plural(timeless, 'record')} or more, which were left out"
+            self._notice(str(followed.path), message)
+        if impossible:
+            message = f"holds amounts that nothing has, in {plural(impossible, 'record')} or more, which were left out"
             self._notice(str(followed.path), message)
 
     def _drop(self, key: FileKey) -> None:

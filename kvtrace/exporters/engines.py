@@ -42,6 +42,7 @@ class Engines:
         self._scheduled: dict[tuple[int, int], Event] = {}
         self._started: dict[tuple[int, int], Event] = {}
         self._forwarded: dict[tuple[int, int], int] = {}
+        self._slept_ns: dict[int, int] = {}
         self._draw: dict[str, Callable[[Home, Event], None]] = {
             stages.STEP_SCHEDULED.name: self._step_scheduled,
             stages.STEP_STARTED.name: self._step_started,
@@ -117,7 +118,10 @@ class Engines:
 
     def _sender_slept(self, home: Home, event: Event) -> None:
         track = self._packets.thread(home[0], f"{home[1]}: sender thread", 400)
-        self._packets.slice(track, event[0] - event[3], event[0], "awake", "engine", {"queue_length": event[4]})
+        # Awake since it slept last at most: what says otherwise would begin inside another slice, or before all time.
+        awake_ns = min(event[0], max(event[0] - event[3], self._slept_ns.get(event[2], 0)))
+        self._slept_ns[event[2]] = event[0]
+        self._packets.slice(track, awake_ns, event[0], "awake", "engine", {"queue_length": event[4]})
         self._packets.count(self._packets.count_track(home[0], f"{home[1]}: sender queue"), event[0], event[4])
 
 

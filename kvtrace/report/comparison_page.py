@@ -50,7 +50,17 @@ def print_comparison(document: Row, paths: Sequence[str], console: Console) -> N
     if document["groups"]:
         console.print()
         _say(f"In the tables, run is {names[0]}, against is {names[1]}, and a difference is run less against.", console)
-        _say(contrasts.INTERVALS, console, "dim")
+        if _has_interval(document):
+            _say(contrasts.INTERVALS, console, "dim")
+
+
+def _has_interval(document: Row) -> bool:
+    """Return whether any line of the tables has one."""
+    lines = list(document["load"]["rates"].values())
+    for group in document["groups"]:
+        lines += [*group["classes"], *group["causes"]]
+        lines += [line for name in (*WAITED, *ASKED) for line in group.get(name, {}).values()]
+    return any(line["low"] is not None for line in lines)
 
 
 def _shortened(setting: Row, console: Console) -> Row:

@@ -114,6 +114,7 @@ def cautions(document: Row, names: Names) -> list[str]:
     Of their groups the first one's is in it.
     """
     first = document["groups"][:1]
+    sides = _told_of(document)
     found = ["Both are the same recording."] if document["is_same"] else []
     found += [_saturated(document, names)] if first else []
     other = [*(_setting(one, names) for one in document["differs"]), *_offered(document)]
@@ -122,23 +123,28 @@ def cautions(document: Row, names: Names) -> list[str]:
     found += _possible(other)
     for group in first:
         found += _left_out(group, names)
-    for name, side in zip(names, SIDES, strict=True):
+    for name, side in zip(names, sides, strict=False):
         if document["is_recording"][side]:
             found.append(f"{name} is still being recorded.")
         if lost := document["lost_records"][side]:
             found.append(f"{name} lost {plural(lost, 'record')}: its requests of that time may lack events.")
-    for one in document["not_compared"]:
+    for one in (one for one in document["not_compared"] if one["in"] in sides):
         name = names[SIDES.index(one["in"])]
         why = "the other recording has none alike" if one["with_first_token"] else "none had a first token"
         whose = f"{plural(one['requests'], 'request')} of {name} ({one['mode']}, scope {one['scope']})"
         found.append(f"Compared with nothing: {whose}, since {why}.")
-    unknown = [name for name, known in zip(names, document["flags_known"].values(), strict=True) if not known]
+    unknown = [name for name, side in zip(names, sides, strict=False) if not document["flags_known"][side]]
     if unknown:
         found.append(
             f"With which flags (caches, batches) the engines of {' and '.join(unknown)} ran is not known: kvtrace sees "
             "them only where it started the engines. What bounds a step is told by the query engines."
         )
     return [told for told in found if told]
+
+
+def _told_of(document: Row) -> tuple[str, ...]:
+    """Return the sides of which something is to be said: of a recording that stands on both, once."""
+    return SIDES[:1] if document["is_same"] else SIDES
 
 
 def group_cautions(group: Row, names: Names) -> list[str]:
@@ -210,7 +216,7 @@ def _saturated(document: Row, names: Names) -> str:
     """Return that a recording did not keep up, or that nobody knows whether it did; "" where both did."""
     load = document["load"]
     told = []
-    for name, side in zip(names, SIDES, strict=True):
+    for name, side in zip(names, _told_of(document), strict=False):
         if load[side] is None:
             told.append(f"Whether {name} kept up is not known: too few requests were served.")
         elif load[side]["saturated"]:
