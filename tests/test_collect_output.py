@@ -19,7 +19,7 @@ from kvtrace.collect import Recorder, conclusions
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
 from tests import spooled
-from tests.recordings import ROOT, STEP, numbers, record_once, write
+from tests.recordings import ROOT, STEP, at_once, numbers, record_once, write
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def test_a_failing_analysis_costs_no_events(spool: Path, output: Path) -> None:
         raise ZeroDivisionError("the answer")
 
     write(spool, 0, 10)
-    recorder = record_once(output, spool, analysis=broken)
+    recorder = record_once(output, spool, analysis=at_once(broken))
 
     assert numbers(output) == list(range(10))
     assert [line for line in recorder.stats.messages if "ZeroDivisionError: the answer" in line]
@@ -297,7 +297,7 @@ def test_a_recorder_started_anew_publishes_what_has_come_before_it_is_analysed(s
         assert may_go_on.wait(60)
         return 0
 
-    with Recorder(output, [spool], {}, analysis=slow) as anew:
+    with Recorder(output, [spool], {}, analysis=at_once(slow)) as anew:
         anew.start()
         try:
             until(lambda: numbers(output) == list(range(10)))
@@ -322,7 +322,7 @@ def test_a_snapshot_that_somebody_kept_back_comes_as_soon_as_he_lets_go(
         analysed.append(time.monotonic())
         return 0
 
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=took)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=at_once(took))
     alive = emit.Emitter(spool)
     with recorder:
         recorder.start()
@@ -357,7 +357,7 @@ def test_a_snapshot_does_not_wait_for_findings(spool: Path, output: Path, monkey
     monkeypatch.setattr(Store, "publish", published)
     monkeypatch.setattr(conclusions.table, "write", found)
     write(spool, 0, 10)
-    with Recorder(output, [spool], {}, analysis=lambda _store, _since_ns: 0) as recorder:
+    with Recorder(output, [spool], {}, analysis=at_once(lambda _store, _since_ns: 0)) as recorder:
         store = recorder._store
         assert store is not None
         recorder._pass(store)

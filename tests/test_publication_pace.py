@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from kvtrace.collect import publishing
-from kvtrace.collect.publishing import SHARE, Pace
+from kvtrace.collect.publishing import SHARE, Pace, Work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def follow(pace: Pace, store: Copied, clock: Clock, seconds: float, work_s: floa
         if pace.is_due:
             clock.now_s += work_s
             tries += 1
-            pace.publish(cast("Store", store), work_s=work_s)
+            pace.publish(cast("Store", store), work=Work(work_s, work_s))
         clock.now_s += 0.25
     return tries
 

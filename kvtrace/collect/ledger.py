@@ -13,8 +13,6 @@ import pyarrow as pa
 from kvtrace import stages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvtrace.store import Store
     from kvtrace.wire import SegmentHeader
 
@@ -66,19 +64,6 @@ class Position:
     holes: tuple[int, ...] = ()
     unfilled: int = 0
     finished: bool = False
-
-
-OWED = "recorder.unanalyzed_from_ns"
-"""The run's fact that says since when committed events are not analysed, unix ns; none says that all are."""
-
-
-def owed_from_ns(known: Mapping[str, str], margin_ns: int) -> int:
-    """Return since when an interrupted recording's events have perhaps not been analysed, unix ns, by the run's facts.
-
-    Those are what was committed after the last snapshot, or what was said to be owed: a backlog is older than that.
-    """
-    said = [known[name] for name in ("recorder.published_ns", OWED) if known.get(name, "").isdecimal()]
-    return max(0, min(map(int, said), default=0) - margin_ns)
 
 
 _UNKNOWN_STAGE = "stage"

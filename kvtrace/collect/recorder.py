@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from kvtrace import analyze
 from kvtrace.collect import working
+from kvtrace.collect.backlog import Backlog
 from kvtrace.collect.conclusions import Conclusions
 from kvtrace.collect.follow import Chunk, Folders, grouped
-from kvtrace.collect.ledger import OWED, FileKey, Ledger, Position, owed_from_ns
+from kvtrace.collect.ledger import FileKey, Ledger, Position
 from kvtrace.collect.notices import Notices
 from kvtrace.collect.observing import Audience
-from kvtrace.collect.publishing import Pace
+from kvtrace.collect.publishing import NO_WORK, Pace, Work
 from kvtrace.collect.retention import Retention
 from kvtrace.collect.stats import Stats
 from kvtrace.errors import KvtraceError, StoreError
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
 
     from kvtrace.collect.observing import Observer
 
-    Analysis = Callable[[Store, int | None], int]
+    Analysis = Callable[[Store, int | None, Callable[[], None]], analyze.Writing]
 
 POLL_INTERVAL_S = 0.25  # from one look at the spool to the next: a commit costs much the same however little is in it
 DRAIN_PASSES_MAX = 5  # emitters that still run would keep a longer drain busy for ever
-RESUME_MARGIN_NS = 60_000_000_000
 
 
 class Recorder:
@@ -54,7 +54,7 @@ class Recorder:
         delete_consumed: bool = True,
         *,
         force: bool = False,
-        analysis: Analysis | None = analyze.analyze,
+        analysis: Analysis | None = analyze.worked_out,
         observers: Iterable[Observer] = (),
         copies: Iterable[Path] = (),
         retention: Retention | None = None,
@@ -77,7 +77,8 @@ class Recorder:
         self._stopping = threading.Event()
         self._audience = Audience(observers, self._notices.add)
         self._conclusions = Conclusions(self._notices.add)
-        self._since_ns: int | None = None  # events from here on have not been analysed
+        self._backlog = Backlog()
+        self._work = NO_WORK  # the last analysis
         self._is_unpublished = False
         self._store: Store | None = None
 
@@ -134,16 +135,13 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            self._since_ns = owed_from_ns(known, RESUME_MARGIN_NS)
+            self._backlog.resume(store, known)
             self._retention.resume(known)
-            self._notices.add(
-                str(self.output), f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
-            )
+            said = f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
+            self._notices.add(str(self.output), said)
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
-        owing = {} if self._since_ns is None else {OWED: str(self._since_ns)}
-        made_by = {**created, **owing, "python": platform.python_version()}
-        store.remember({**made_by, **self.facts, **self._own_facts("recording")})
+        store.remember({**created, "python": platform.python_version(), **self.facts, **self._own_facts("recording")})
 
     # Following ----------------------------------------------------------------------------------------
 
@@ -160,7 +158,7 @@ class Recorder:
             self._stopping.wait(max(0.0, next_s - time.monotonic()))
 
     def _catch_up(self, store: Store) -> None:
-        """Publish what has come since an interrupted recording before it is analysed, which takes its time."""
+        """Publish what has come before it is analysed, which takes its time."""
         self._pass(store)
         self._write_own(store, "recording")
         self._publish(store)
@@ -185,10 +183,9 @@ class Recorder:
             for _ in range(DRAIN_PASSES_MAX):
                 if not self._pass(store):
                     break
-            if self.stats.events <= analyze.WHOLE_ANALYSIS_EVENTS:
-                self._analyze(store, None)
-            elif self._since_ns is not None:
-                self._analyze(store, self._since_ns)
+            is_whole = self.stats.events <= analyze.WHOLE_ANALYSIS_EVENTS
+            if is_whole or self._backlog.since_ns is not None:
+                self._analyze(store, None if is_whole else self._backlog.since_ns)
             self._write_own(store, "recording")  # observers read the run's facts
             self._audience.analyzed(store, self.stats, is_last=True)
             self._audience.finish()
@@ -243,12 +240,11 @@ class Recorder:
             if events is not None:
                 store.append("event", events)
             self._ledger.write(store, positions)
-            if oldest_ns is not None and (self._since_ns is None or oldest_ns < self._since_ns):
-                store.remember({OWED: str(oldest_ns)})
+            self._backlog.owe(store, oldest_ns)
         self._ledger.committed(positions)
         self._is_unpublished = True
+        self._backlog.came(oldest_ns)
         if oldest_ns is not None:
-            self._since_ns = oldest_ns if self._since_ns is None else min(self._since_ns, oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
         self.stats.events += sum(chunk.rows for chunk in chunks)
         self.stats.lost = self._ledger.lost_records()
@@ -260,17 +256,17 @@ class Recorder:
     # Publishing ---------------------------------------------------------------------------------------
 
     def _analyze_and_publish(self, store: Store) -> None:
-        is_analyzed = self._since_ns is None or self._analysis is None
+        is_analyzed = self._backlog.since_ns is None or self._analysis is None
         is_new = self._is_unpublished or self._conclusions.is_due
         if is_analyzed and not is_new and not self._notices.unwritten:
             self._audience.analyzed(store, self.stats)
             return
-        if is_behind := self._since_ns is not None:
-            self._analyze(store, self._since_ns)
+        if is_behind := self._backlog.since_ns is not None:
+            self._analyze(store, self._backlog.since_ns, self._publish_meanwhile)
         else:
             self._is_unpublished |= self._conclusions.refresh(store)
         self._write_own(store, "recording")
-        self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
+        self._audience.analyzed(store, self.stats)
         if is_behind:
             self._pass(store)  # what has come meanwhile need not wait for the next snapshot
         self._retention.apply(store)
@@ -278,39 +274,44 @@ class Recorder:
         if is_behind:  # what the answers say comes with the next snapshot: this one's events do not wait for it
             self._is_unpublished |= self._conclusions.refresh(store)
 
+    def _publish_meanwhile(self) -> None:
+        """Publish what has come since an analysis began that takes its time: hours of events, or no processor."""
+        if self._pace.is_late and not self._stopping.is_set():
+            self._pace.pause(POLL_INTERVAL_S)  # should it fail or be refused
+            self._guarded(self._catch_up)
+
     def _publish_again(self, store: Store) -> None:
         """Publish what somebody kept from being published as soon as he lets go, without another analysis."""
         if store.is_cheap_to_publish(self.output):
             self._publish(store)
 
-    def _analyze(self, store: Store, since_ns: int | None) -> None:
+    def _analyze(self, store: Store, since_ns: int | None, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Bring the answers up to date. A failure is noted: events without answers are better than neither."""
         if self._analysis is None:
             return
-        begin_s = time.monotonic()
+        begin_s, spent_s = time.monotonic(), time.process_time()
+        self._audience.analysis_begins()
         try:
-            with store.transaction():
-                self._analysis(store, since_ns)
-                store.execute("DELETE FROM run WHERE name = $owed", {"owed": OWED})
+            with self._backlog.under_way():
+                write = self._analysis(store, since_ns, meanwhile)
+                with store.transaction():
+                    write()
+                    self._backlog.settle(store)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the events must come out
-            self._notices.add(
-                "analysis", f"failed and is tried again with the next events: {type(error).__name__}: {error}"
-            )
+            said = f"failed and is tried again with the next events: {type(error).__name__}: {error}"
+            self._notices.add("analysis", said)
         else:
-            self._since_ns = None
             self._conclusions.is_behind = True
         self.stats.requests = int(store.select("SELECT count(*) FROM request").values[0][0])
-        self.stats.analyze_s = time.monotonic() - begin_s
+        self._work = Work(time.monotonic() - begin_s, time.process_time() - spent_s)
+        self.stats.analyze_s = self._work.took_s
 
     def _publish(self, store: Store) -> None:
         """Publish the store and its copies, and delete what they hold from the spool, unless that has to wait."""
-        if not self._pace.publish(store, work_s=self.stats.analyze_s):
+        if not self._pace.publish(store, work=self._work):
             return
         self._is_unpublished = False
-        self.stats.publish_s = self._pace.cost_s
-        self.stats.publishing_s += self._pace.cost_s
-        self.stats.published += 1
-        self.stats.published_ns = self._pace.published_ns
+        self.stats.was_published(self._pace.cost_s, self._pace.published_ns)
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)
