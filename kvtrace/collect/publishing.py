@@ -66,7 +66,7 @@ class Pace:
 
         `work` is what was done before it, and will be before the next one, for which it begins so much sooner. It gets
         half of a processor at most, refused or not, but for a backlog: to wait for longer than the interval would only
-        add to it. What it had to wait for a processor counts for nothing here, or it would rest for as long again.
+        add to it. While it had no processor it has rested already.
 
         A large store is copied whole only once enough time has gone by since the last publication to pay for it; but
         for the first two, which have to be whole whenever they are made.
@@ -75,7 +75,7 @@ class Pace:
         is_paid = self._count < 2 or begin_s - self._last_s >= self._whole_cost_s * (1 / SHARE - 1)
         saved_s = self._saved(begin_s)
         extent = store.publish(self.target, whole=at_any_cost or is_paid)
-        least_s = min(work.spent_s, self._interval_s)
+        least_s = min(max(0.0, 2 * work.spent_s - work.took_s), self._interval_s)
         self.is_refused = extent is None
         if extent is None:
             self._next_s = time.monotonic() + max(_RETRY_S, least_s)
