@@ -55,7 +55,7 @@ class Pace:
     def is_late(self) -> bool:
         """Whether a snapshot should come before the work for the next one is done: that is long due, and paid for."""
         now_s = time.monotonic()
-        return now_s >= self._late_s and self._count >= 2 and self._saved(now_s) >= self.cost_s
+        return now_s >= self._late_s and self._count > 0 and self._saved(now_s) >= self.cost_s
 
     def _saved(self, now_s: float) -> float:
         """Return how much processor time is saved up by then, s."""
