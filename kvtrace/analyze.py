@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -11,9 +14,12 @@ from typing import Any
 from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
 from kvtrace.copies import COPY_STAGES
 from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids, remote_ids
-from kvtrace.model import NEVER_NS, Event, Process, Request
+from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
 from kvtrace.schema.keeping import LOOK_BACK_NS
 from kvtrace.store import Store
+
+Writing = Callable[[], int]
+"""Writes answers that were worked out, and returns how many requests that are."""
 
 _EVENT_COLUMNS = 't_ns, stage::VARCHAR AS stage, process, request, "ref", a, b, c, d'
 WHOLE_ANALYSIS_EVENTS = 200_000
@@ -32,23 +38,57 @@ def analyze(store: Store, since_ns: int | None = None) -> int:
 
     With `since_ns` (unix ns) only requests that have an event at or after it are worked out again.
     """
-    processes = load_processes(store)
-    beside: list[Event] = []
+    return worked_out(store, since_ns)()
+
+
+def worked_out(store: Store, since_ns: int | None = None, meanwhile: Callable[[], None] | None = None) -> Writing:
+    """Work out what `analyze` writes; return what writes it, which wants a transaction around.
+
+    `meanwhile` is called between two parts of the work and may add events, of which these answers then do not know.
+    """
+    meanwhile = meanwhile or _nothing
+    # What is made here goes when its last user does, and looking for cycles among it took a tenth of the time.
+    with _uncollected():
+        processes = load_processes(store)
+        events, beside = (load_events(store), []) if since_ns is None else _load_recent(store, since_ns)
+        meanwhile()
+        requests = assemble.assemble(events, processes)
+        others = _of_others(beside, processes)
+        meanwhile()
+        around = attribution.surroundings([*events, *beside], [*requests, *others], processes)
+        if since_ns is not None:
+            requests = _begun_since(store, requests, since_ns - LOOK_BACK_NS)
+        found = []
+        for request in requests:
+            meanwhile()
+            found.append(attribution.attribute(request, around))
+    return partial(_write, store, found, since_ns)
+
+
+def _write(store: Store, found: list[Attribution], since_ns: int | None) -> int:
     if since_ns is None:
-        events = load_events(store)
         for table in schema.ANSWERS:
             store.execute(f"DELETE FROM {table}")  # noqa: S608 -- names of ours, values are bound
-    else:
-        events, beside = _load_recent(store, since_ns)
-    requests = assemble.assemble(events, processes)
-    around = _surroundings(events, beside, requests, processes)
     from_ns = None if since_ns is None else since_ns - LOOK_BACK_NS
-    if from_ns is not None:
-        requests = _begun_since(store, requests, from_ns)
-    found = [attribution.attribute(request, around) for request in requests]
     changed_ns = answers.write(store, found, replace_from_ns=from_ns)
     keeping.refresh(store, since_ns, changed_ns)
     return len(found)
+
+
+def _nothing() -> None:
+    """Do nothing meanwhile."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for cycles of objects in the block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _begun_since(store: Store, requests: list[Request], from_ns: int) -> list[Request]:
@@ -87,12 +127,9 @@ _ARRIVALS = frozenset((
 ))  # fmt: skip
 
 
-def _surroundings(
-    events: list[Event], beside: list[Event], requests: list[Request], processes: Mapping[int, Process]
-) -> graph.Surroundings:
-    """Return what walks need: what others posted meanwhile and how fast their transfers were counts as well."""
-    others = assemble.assemble((event for event in beside if event.request), processes)
-    return attribution.surroundings([*events, *beside], [*requests, *others], processes)
+def _of_others(beside: list[Event], processes: Mapping[int, Process]) -> list[Request]:
+    """Return the other requests: what they posted meanwhile and how fast their transfers were counts in walks too."""
+    return assemble.assemble((event for event in beside if event.request), processes)
 
 
 def _load_recent(store: Store, since_ns: int) -> tuple[list[Event], list[Event]]:
@@ -187,7 +224,8 @@ def points(store: Store, request: Mapping[str, Any]) -> dict[str, int]:
     events, beside = _load_of(store, set(base_ids(request["request_id"])), from_ns, to_ns)
     processes = load_processes(store)
     requests = assemble.assemble(events, processes)
-    shared = _surroundings(events, beside, requests, processes)
+    others = _of_others(beside, processes)
+    shared = attribution.surroundings([*events, *beside], [*requests, *others], processes)
     same = [one for one in requests if one.request_id == request["request_id"]]
     if not same:
         return {}

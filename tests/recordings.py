@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvtrace import stages
+from kvtrace.analyze import Writing
 from kvtrace.collect import Recorder
 from kvtrace.store import Store
 from tests import spooled
@@ -21,6 +24,11 @@ def record_once(output: Path, *spools: Path, **options: Any) -> Recorder:
     recorder = Recorder(output, list(spools), {"command": "test"}, **{"analysis": None, **options})
     recorder.run_once()
     return recorder
+
+
+def at_once(analysis: Callable[[Store, int | None], int]) -> Callable[..., Writing]:
+    """Return an analysis for a recorder that does all its work where it writes."""
+    return lambda store, since_ns, _meanwhile: partial(analysis, store, since_ns)
 
 
 def numbers(output: Path, stage: str = "step.started") -> list[int]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kvtrace import keeping, stages
-from kvtrace.analyze import analyze, load_processes
+from kvtrace.analyze import analyze, load_processes, worked_out
 from kvtrace.legs import BEFORE_ID, base_ids
 from kvtrace.model import Event
 from kvtrace.store import Store
@@ -113,6 +113,42 @@ def test_a_part_worked_out_again_equals_the_whole(tmp_path: Path, monkeypatch: p
         analyze(once)
 
         assert _answers(parts) == _answers(once)
+
+
+def test_what_comes_while_a_part_is_worked_out_is_in_the_next(tmp_path: Path) -> None:
+    """Portions that come between two parts of an analysis, each analysed behind it, give what all give at once."""
+    whole = [*push(name="a").events, *push(name="b").later(40).events, *push(name="c").later(90, 300).events]
+    whole.sort()
+    portions = [Trace() for _ in range(0, len(whole), 7)]
+    for number, portion in enumerate(portions):
+        portion.events = whole[7 * number : 7 * number + 7]
+    with (
+        Store.open(tmp_path / "parts.duckdb", "write") as parts,
+        Store.open(tmp_path / "whole.duckdb", "write") as once,
+    ):
+        arriving = iter(portions)
+        fill(parts, next(arriving))
+        since_ns: list[int] = [portions[0].events[0].t_ns]
+        while since_ns:
+            coming: list[int] = []
+
+            def meanwhile(coming: list[int] = coming) -> None:
+                if (portion := next(arriving, None)) is not None:
+                    fill(parts, portion)
+                    coming.append(portion.events[0].t_ns)
+
+            write = worked_out(parts, min(since_ns), meanwhile)
+            with parts.transaction():
+                write()
+            since_ns = coming
+        everything = Trace()
+        everything.events = whole
+        fill(once, everything)
+        analyze(once)
+
+        assert _answers(parts) == _answers(once)
+        for table in ("step", "leg", "transfer", "notable", "occurrence"):
+            assert parts.select(f"FROM {table} ORDER BY ALL").values == once.select(f"FROM {table} ORDER BY ALL").values
 
 
 @pytest.mark.parametrize(

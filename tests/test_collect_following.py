@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvtrace import analyze, stages
-from kvtrace.collect import Recorder, answering, recorder
+from kvtrace.collect import Recorder, backlog, recorder
 from kvtrace.store import Store, working_path
 from tests import spooled
 from tests.recordings import ROOT, STEP, numbers, record_once, write
@@ -183,7 +183,7 @@ def test_a_backlog_that_was_not_analysed_before_a_crash_is_later(
 ) -> None:
     """Its events are older than any snapshot; the recorder dies twice before it comes to them."""
     monkeypatch.setattr(analyze, "WHOLE_ANALYSIS_EVENTS", 0)
-    monkeypatch.setattr(answering, "RESUME_MARGIN_NS", 0)
+    monkeypatch.setattr(backlog, "RESUME_MARGIN_NS", 0)
     spooled.run(f"tracer.emit({stages.DECODE_ENQUEUED.code}, 'cmpl-a-0-bbbbbbbb', 5)", spool)
     for _ in range(2):
         dying = Recorder(output, [spool], {})
@@ -192,7 +192,7 @@ def test_a_backlog_that_was_not_analysed_before_a_crash_is_later(
         dying._pass(dying._store)
         dying._folders.close()
         dying._store.close()
-    record_once(output, spool, analysis=analyze.analyze)
+    record_once(output, spool, analysis=analyze.worked_out)
 
     with Store.open(output) as store:
         assert [row["request_id"] for row in store.rows("FROM request")] == ["a"]

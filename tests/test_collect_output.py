@@ -18,7 +18,7 @@ from kvtrace.collect import Recorder
 from kvtrace.errors import StoreError
 from kvtrace.store import Store, copies
 from tests import spooled
-from tests.recordings import ROOT, STEP, numbers, record_once, write
+from tests.recordings import ROOT, STEP, at_once, numbers, record_once, write
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def test_a_failing_analysis_costs_no_events(spool: Path, output: Path) -> None:
         raise ZeroDivisionError("the answer")
 
     write(spool, 0, 10)
-    recorder = record_once(output, spool, analysis=broken)
+    recorder = record_once(output, spool, analysis=at_once(broken))
 
     assert numbers(output) == list(range(10))
     assert [line for line in recorder.stats.messages if "ZeroDivisionError: the answer" in line]

@@ -13,7 +13,7 @@ from kvtrace import emit
 from kvtrace.collect import Recorder, conclusions
 from kvtrace.errors import StoreError
 from kvtrace.store import Store
-from tests.recordings import STEP, numbers, record_once, write
+from tests.recordings import STEP, at_once, numbers, record_once, write
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_a_recorder_started_anew_publishes_what_has_come_before_it_is_analysed(s
         assert may_go_on.wait(60)
         return 0
 
-    with Recorder(output, [spool], {}, analysis=slow) as anew:
+    with Recorder(output, [spool], {}, analysis=at_once(slow)) as anew:
         anew.start()
         try:
             until(lambda: numbers(output) == list(range(10)))
@@ -123,7 +123,7 @@ def test_a_snapshot_that_somebody_kept_back_comes_as_soon_as_he_lets_go(
         analysed.append(time.monotonic())
         return 0
 
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=took)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=at_once(took))
     alive = emit.Emitter(spool)
     with recorder:
         recorder.start()
@@ -154,7 +154,7 @@ def test_a_snapshot_does_not_wait_for_findings(spool: Path, output: Path, monkey
     monkeypatch.setattr(Store, "publish", published)
     monkeypatch.setattr(conclusions.table, "write", found)
     write(spool, 0, 10)
-    with Recorder(output, [spool], {}, analysis=lambda _store, _since_ns: 0) as recorder:
+    with Recorder(output, [spool], {}, analysis=at_once(lambda _store, _since_ns: 0)) as recorder:
         store = recorder._store
         assert store is not None
         recorder._pass(store)

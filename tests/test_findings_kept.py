@@ -17,7 +17,7 @@ from kvtrace.findings import table
 from kvtrace.store import Store
 from tests import import_records as records
 from tests.field.scenes import unanswered
-from tests.recordings import record_once, write
+from tests.recordings import at_once, record_once, write
 from tests.test_analyze import fill, process_row
 from tests.test_findings import REQUESTS, _late, _posted, run_of
 from tests.test_upgrade import write_older
@@ -44,7 +44,7 @@ def worked_out(store: Store, *traces: Trace) -> int:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    record_once(folder / "run.duckdb", folder / "spool", analysis=filled)
+    record_once(folder / "run.duckdb", folder / "spool", analysis=at_once(filled))
     return folder / "run.duckdb"
 
 
@@ -101,7 +101,7 @@ def test_a_finding_of_the_whole_run_is_listed_with_any_request(tmp_path: Path) -
 
 def test_findings_are_written_while_recording_and_at_the_end(tmp_path: Path) -> None:
     output, spool = tmp_path / "run.duckdb", tmp_path / "spool"
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=filled)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=at_once(filled))
     with recorder:
         recorder.start()
         write(spool, 0, 10, request="")
@@ -115,7 +115,9 @@ def test_findings_are_written_while_recording_and_at_the_end(tmp_path: Path) -> 
 def test_at_the_end_of_a_recording_nobody_is_under_way(tmp_path: Path) -> None:
     """Three requests without a first token may still get one while it goes on; then they are incomplete."""
     trace = run_of(lambda name: unanswered(pull(name)), count=3)
-    record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=lambda store, _since_ns: worked_out(store, trace))
+    record_once(
+        tmp_path / "run.duckdb", tmp_path / "spool", analysis=at_once(lambda store, _since_ns: worked_out(store, trace))
+    )
 
     assert [row["name"] for row in found(tmp_path / "run.duckdb")] == ["incomplete"]
 
@@ -124,7 +126,7 @@ def test_of_many_requests_the_newest_speak_while_recording(tmp_path: Path, monke
     """The pulls came last; at the end all are heard."""
     monkeypatch.setattr(conclusions, "NEWEST", REQUESTS)
     output, spool = tmp_path / "run.duckdb", tmp_path / "spool"
-    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=filled)
+    recorder = Recorder(output, [spool], {}, publish_interval_s=0.05, analysis=at_once(filled))
     with recorder:
         recorder.start()
         write(spool, 0, 10, request="")
@@ -158,7 +160,7 @@ def test_findings_that_fail_cost_no_answers(tmp_path: Path, monkeypatch: pytest.
         raise ZeroDivisionError("the sentence")
 
     monkeypatch.setattr(conclusions.table, "write", broken)
-    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=filled)
+    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=at_once(filled))
 
     with Store.open(tmp_path / "run.duckdb") as store:
         assert store.select("SELECT count(*) FROM request").values == [(2 * REQUESTS,)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from kvtrace.collect import publishing
-from kvtrace.collect.publishing import SHARE, Pace
+from kvtrace.collect.publishing import SHARE, Pace, Work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,14 +58,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def follow(pace: Pace, store: Copied, clock: Clock, seconds: float, work_s: float = 0.0) -> int:
-    """Publish whenever it is time, after work of so long, which does not count as publishing; return how often."""
+def follow(pace: Pace, store: Copied, clock: Clock, seconds: float, work_s: float = 0.0, waited_s: float = 0.0) -> int:
+    """Publish whenever it is time, after work that takes so much processor time, which does not count as publishing.
+
+    And waits for so long for a processor. Return how often that was.
+    """
     end_s, tries = clock.now_s + seconds, 0
     while clock.now_s < end_s:
         if pace.is_due:
-            clock.now_s += work_s
+            clock.now_s += work_s + waited_s
             tries += 1
-            pace.publish(cast("Store", store), work_s=work_s)
+            pace.publish(cast("Store", store), work=Work(work_s + waited_s, work_s))
         clock.now_s += 0.25
     return tries
 
@@ -88,6 +91,38 @@ def test_the_work_before_a_publication_delays_it_only_where_it_would_take_more_t
     assert least <= len(store.done) <= least + 3
     assert clock.spent_s <= SHARE * 60 + changed_s
     assert len(store.done) * min(work_s, 2.0) <= 30 + work_s
+
+
+def test_work_that_waits_for_a_processor_rests_the_less_behind_it(clock: Clock, tmp_path: Path) -> None:
+    """Of half a processor it has had less than its part, so the next snapshot's begins at the next look."""
+    store = Copied(clock, 0.01, 0.01)
+    follow(Pace(tmp_path / "run.duckdb", 2.0), store, clock, 60, work_s=1.0, waited_s=2.5)
+
+    assert 60 / (3.5 + 0.01 + 2 * 0.25) <= len(store.done) <= 60 / 3.5 + 1
+
+
+def test_a_snapshot_is_late_once_it_is_long_due_and_paid_for(clock: Clock, tmp_path: Path) -> None:
+    store = Copied(clock, 4.0, 0.01)
+    pace = Pace(tmp_path / "run.duckdb", 2.0)
+    assert not pace.is_late
+    pace.publish(cast("Store", store))
+    clock.now_s += 60
+    assert not pace.is_late  # the next one may be whole too, for which it is too much to be saved up
+    pace.publish(cast("Store", store))
+    clock.now_s += 2.4
+    assert not pace.is_late
+    clock.now_s += 0.2
+    assert pace.is_late
+    pace.pause(1.0)
+    assert not pace.is_late
+
+    store.cost_s["changed"] = 0.9
+    clock.now_s += 10
+    pace.publish(cast("Store", store))
+    clock.now_s += 2.6
+    assert not pace.is_late  # the next one may cost as much
+    clock.now_s += 5.0
+    assert pace.is_late
 
 
 @pytest.mark.parametrize("whole_s", [0.5, 4.0])

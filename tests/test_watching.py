@@ -111,6 +111,24 @@ def test_a_request_is_over_when_what_came_behind_its_end_is_in_the_store(tmp_pat
     assert told == [[], ["kvt-a"]]
 
 
+def test_a_request_is_over_when_the_answers_know_its_end(tmp_path: Path) -> None:
+    """And not when the end came while these were worked out."""
+    looking = Looking()
+    audience = Audience([looking], pytest.fail)
+    with Store.open(exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))) as store:
+        audience.took(store, store.arrow("SELECT * FROM event"))
+        audience.analysis_begins()
+        audience.took_in(time.time_ns())
+        told = []
+        for _ in range(2):
+            audience._next_s = 0.0
+            audience.analyzed(store, Stats())
+            told.append(list(looking.ids))
+            audience.analysis_begins()
+
+    assert told == [[], ["kvt-a"]]
+
+
 def test_an_observer_that_fails_is_noted_and_the_recording_goes_on(tmp_path: Path) -> None:
     emit(tmp_path / "spool", push(name="kvt-a"))
     recording = recorder(tmp_path, Looking(ValueError("no <b>luck</b>")), looking := Looking())

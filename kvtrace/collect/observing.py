@@ -70,11 +70,16 @@ class Audience:
         self._told: dict[tuple[str, int], None] = {}  # in order of telling
         self._newest_ns = 0
         self._taken_in_ns = 0
+        self._known_ns: int | None = None  # what an analysis that is under way, or has just ended, knew of that
         self._next_s = 0.0
 
     def took_in(self, until_ns: int) -> None:
         """Learn that whatever was emitted before that time (Unix ns) is in the store."""
         self._taken_in_ns = until_ns
+
+    def analysis_begins(self) -> None:
+        """Learn that the next answers know only what is in the store by now."""
+        self._known_ns = self._taken_in_ns
 
     def took(self, store: Store, events: pa.Table) -> None:
         """Pass on events that were committed."""
@@ -93,11 +98,12 @@ class Audience:
 
     def analyzed(self, store: Store, stats: Stats, *, is_last: bool = False) -> None:
         """Tell which requests are over; at the last analysis all that were not told yet, as they stand."""
+        known_ns, self._known_ns = self._taken_in_ns if self._known_ns is None else self._known_ns, None
         if not self._observers or (time.monotonic() < self._next_s and not is_last):
             return
         self._next_s = time.monotonic() + _IDLE_S
-        # By what is in the store: an analysis may take longer than points need to arrive.
-        keys = self._over(store, self._taken_in_ns, is_last=is_last)
+        # By what the answers know: an analysis may take longer than points need to arrive.
+        keys = self._over(store, known_ns, is_last=is_last)
         for observer in self._observers:
             self._guarded(observer, partial(observer.over, store, keys, stats))
 
@@ -116,8 +122,8 @@ class Audience:
         except Exception as error:  # noqa: BLE001 -- an onlooker's trouble is none of the recording's
             self._notice(type(observer).__name__, f"failed: {type(error).__name__}: {error}")
 
-    def _over(self, store: Store, taken_in_ns: int, *, is_last: bool) -> list[int]:
-        settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= taken_in_ns]
+    def _over(self, store: Store, known_ns: int, *, is_last: bool) -> list[int]:
+        settled = [name for name, t_ns in self._ended.items() if is_last or t_ns + SETTLE_NS <= known_ns]
         if not self._newest_ns or (not settled and not is_last):
             return []
         # At the end what lacks one counts too, but for what an earlier recorder of this store has told.

@@ -52,7 +52,7 @@ class Recorder:
         delete_consumed: bool = True,
         *,
         force: bool = False,
-        analysis: Analysis | None = analyze.analyze,
+        analysis: Analysis | None = analyze.worked_out,
         observers: Iterable[Observer] = (),
         copies: Iterable[Path] = (),
         retention: Retention | None = None,
@@ -130,15 +130,13 @@ class Recorder:
             earlier = [Path(line) for line in known.get("recorder.spool", "").splitlines()]
             self.spools = list(dict.fromkeys([*(spool.absolute() for spool in self.spools), *earlier]))
             self.stats.events = int(store.select("SELECT count(*) FROM event").values[0][0])
-            self._answers.resume(known)
+            self._answers.backlog.resume(store, known)
             self._retention.resume(known)
-            self._notices.add(
-                str(self.output), f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
-            )
+            said = f"resumed an interrupted recording at {plural(self.stats.events, 'event')}"
+            self._notices.add(str(self.output), said)
         self.spools = [spool.absolute() for spool in self.spools]
         created = {} if "created_ns" in known else {"created_ns": str(time.time_ns())}
-        made_by = {**created, **self._answers.facts(), "python": platform.python_version()}
-        store.remember({**made_by, **self.facts, **self._own_facts("recording")})
+        store.remember({**created, "python": platform.python_version(), **self.facts, **self._own_facts("recording")})
 
     # Following ----------------------------------------------------------------------------------------
 
@@ -155,7 +153,7 @@ class Recorder:
             self._stopping.wait(max(0.0, next_s - time.monotonic()))
 
     def _catch_up(self, store: Store) -> None:
-        """Publish what has come since an interrupted recording before it is analysed, which takes its time."""
+        """Publish what has come before it is analysed, which takes its time."""
         self._pass(store)
         self._write_own(store, "recording")
         self._publish(store)
@@ -234,12 +232,11 @@ class Recorder:
             if events is not None:
                 store.append("event", events)
             self._ledger.write(store, positions)
-            if oldest_ns is not None:
-                self._answers.remember(store, oldest_ns)
+            self._answers.backlog.owe(store, oldest_ns)
         self._ledger.committed(positions)
         self._is_unpublished = True
+        self._answers.backlog.came(oldest_ns)
         if oldest_ns is not None:
-            self._answers.owe(oldest_ns)
             self.stats.lag_s = max(0.0, (time.time_ns() - max(chunk.newest_ns for chunk in chunks)) / 1e9)
         self.stats.events += sum(chunk.rows for chunk in chunks)
         self.stats.lost = self._ledger.lost_records()
@@ -255,18 +252,25 @@ class Recorder:
         if not self._answers.is_analysis_due and not is_new and not self._notices.unwritten:
             self._audience.analyzed(store, self.stats)
             return
-        if is_behind := self._answers.owed_from_ns is not None:
-            self._answers.catch_up(store, self._answers.owed_from_ns)
+        if is_behind := self._answers.backlog.since_ns is not None:
+            self._audience.analysis_begins()
+            self._answers.catch_up(store, self._answers.backlog.since_ns, self._publish_meanwhile)
         else:
             self._is_unpublished |= self._answers.conclusions.refresh(store)
         self._write_own(store, "recording")
-        self._audience.analyzed(store, self.stats)  # before more events come, which those answers do not know
+        self._audience.analyzed(store, self.stats)
         if is_behind:
             self._pass(store)  # what has come meanwhile need not wait for the next snapshot
         self._retention.apply(store)
         self._publish(store)
         if is_behind:  # what the answers say comes with the next snapshot: this one's events do not wait for it
             self._is_unpublished |= self._answers.conclusions.refresh(store)
+
+    def _publish_meanwhile(self) -> None:
+        """Publish what has come since an analysis began that takes its time: hours of events, or no processor."""
+        if self._pace.is_late and not self._stopping.is_set():
+            self._pace.pause(POLL_INTERVAL_S)  # should it fail or be refused
+            self._guarded(self._catch_up)
 
     def _publish_again(self, store: Store) -> None:
         """Publish what somebody kept from being published as soon as he lets go, without another analysis."""
@@ -275,13 +279,10 @@ class Recorder:
 
     def _publish(self, store: Store) -> None:
         """Publish the store and its copies, and delete what they hold from the spool, unless that has to wait."""
-        if not self._pace.publish(store, work_s=self.stats.analyze_s):
+        if not self._pace.publish(store, work=self._answers.work):
             return
         self._is_unpublished = False
-        self.stats.publish_s = self._pace.cost_s
-        self.stats.publishing_s += self._pace.cost_s
-        self.stats.published += 1
-        self.stats.published_ns = self._pace.published_ns
+        self.stats.was_published(self._pace.cost_s, self._pace.published_ns)
         for copy in self._copies:
             if copy.is_due:
                 self._put_copy(store, copy)

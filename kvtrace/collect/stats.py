@@ -31,6 +31,12 @@ class Stats:
     published_ns: int = 0
     failing: bool = False
 
+    def was_published(self, cost_s: float, published_ns: int) -> None:
+        """Count a snapshot that took so much processor time and was in place at that time (unix ns)."""
+        self.published += 1
+        self.publish_s, self.published_ns = cost_s, published_ns
+        self.publishing_s += cost_s
+
     def facts(self) -> dict[str, str]:
         """Return what the run's facts should say of it."""
         return {

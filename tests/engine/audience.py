@@ -132,24 +132,33 @@ def explaining(store: Path) -> Iterator[Explaining]:
     told.lines[-1]["ids"] = sorted(told.ids)
 
 
+@dataclass
+class Ages:
+    """How old the newest event and the newest request in the snapshot were, look after look, s."""
+
+    event_s: list[float] = field(default_factory=list)
+    request_s: list[float] = field(default_factory=list)
+
+
 @contextmanager
-def looking(store: Path) -> Iterator[list[float]]:
-    """Look twice a second, while the block runs, how old the newest event in the snapshot is, s."""
-    ages_s: list[float] = []
+def looking(store: Path) -> Iterator[Ages]:
+    """Look twice a second, while the block runs, how old the newest event and request in the snapshot are."""
+    ages = Ages()
     ends = threading.Event()
 
     def look() -> None:
         while not ends.wait(0.5):
             asked_ns = time.time_ns()
             with Store.open(store) as opened:
-                newest_ns = opened.select("SELECT max(last_ns) FROM process").values[0][0]
-            if newest_ns is not None:
-                ages_s.append((asked_ns - newest_ns) / 1e9)
+                newest = opened.select("SELECT max(last_ns), (SELECT max(start_ns) FROM request) FROM process")
+            for newest_ns, ages_s in zip(newest.values[0], (ages.event_s, ages.request_s), strict=True):
+                if newest_ns is not None:
+                    ages_s.append((asked_ns - newest_ns) / 1e9)
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(look)
         try:
-            yield ages_s
+            yield ages
         finally:
             ends.set()
         running.result()

@@ -133,7 +133,7 @@ class Deployment:
             shutil.copyfile(before, working_path(self._store()))  # a recording that goes on
         with Recorder(
             self._store(), [self.spool], {"mode": self.mode}, delete_consumed=False,
-            analysis=lambda store, _since_ns: analyze.analyze(store, since_ns),
+            analysis=lambda store, _since_ns, _meanwhile: analyze.worked_out(store, since_ns),
         ) as recorder:  # fmt: skip
             recorder.run_once()
         return self._store()

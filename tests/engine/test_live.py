@@ -38,7 +38,7 @@ from tests.dashboards import tools
 from tests.dashboards.grafana import promql
 from tests.dashboards.scraping import label_values, prometheus, samples
 from tests.engine import programs
-from tests.engine.audience import explaining, looking, panels_sql, reading
+from tests.engine.audience import Ages, explaining, looking, panels_sql, reading
 from tests.engine.conftest import Deployments
 from tests.live_fleet import emitting
 from tests.waiting import until
@@ -79,8 +79,8 @@ class Observed:
     series: tuple[tuple[int, int], ...]
     """How many requests were over and how many series there were: behind the load, and behind `MORE` requests."""
     labels: dict[str, list[str]]
-    ages_s: list[float]
-    """Of the newest event in the snapshot under load, twice a second."""
+    ages: Ages
+    """Of the newest event and request in the snapshot under load."""
     publishing_share: float
     events_per_s: float
     log: str
@@ -116,7 +116,7 @@ def observe(lab: Lab, lab_spool: Path, folder: Path) -> Observed:
         plug_in = readers.enter_context(reading(tools.old_duckdb_python(), "copy", copy, **given))
         address = stack.enter_context(prometheus(folder, metrics_port(store), scrapes=1))
         began = spent(address)
-        with looking(store) as ages_s:
+        with looking(store) as ages:
             until(lambda: over(address) > 0, SEEN_S, "a request is over")
             explained = readers.enter_context(explaining(store))
             emitted.wait(SECONDS + SEEN_S)
@@ -141,7 +141,7 @@ def observe(lab: Lab, lab_spool: Path, folder: Path) -> Observed:
     readings = {"explain": explained.lines, "panels": panels.lines, "copy": plug_in.lines}
     share, rate = ((late - early) / (ended[0] - began[0]) for early, late in zip(began[1:], ended[1:], strict=True))
     return Observed(
-        sent, readings, answers, (few, many), labels, ages_s, share, rate, store.with_suffix(".log").read_text()
+        sent, readings, answers, (few, many), labels, ages, share, rate, store.with_suffix(".log").read_text()
     )
 
 
@@ -193,9 +193,12 @@ def figures(seen: Observed) -> str:
     return "\n".join(
         [
             f"{seen.events_per_s:,.0f} events/s, {len(seen.sent):,} requests in {SECONDS:.0f} s",
-            f"  newest event in the snapshot: {statistics.median(seen.ages_s):.2f} s old in the median, "
-            f"{max(seen.ages_s):.2f} s at most; older than {AGE_S} s at "
-            f"{sum(age > AGE_S for age in seen.ages_s)} of {len(seen.ages_s)} looks",
+            *(
+                f"  newest {what} in the snapshot: {statistics.median(ages_s):.2f} s old in the median, "
+                f"{max(ages_s):.2f} s at most; older than {AGE_S} s at "
+                f"{sum(age > AGE_S for age in ages_s)} of {len(ages_s)} looks"
+                for what, ages_s in (("event", seen.ages.event_s), ("request", seen.ages.request_s))
+            ),
             f"  publishing: {seen.publishing_share:.1%} of a core",
             "  series: " + ", ".join(f"{count} after {requests}" for requests, count in seen.series),
             *(f"  {name}: {reads} readings of {snapshots} snapshots" for name, (reads, snapshots) in counts.items()),
@@ -273,6 +276,6 @@ def test_series_are_bounded_over_a_thousand_requests(observed: Observed) -> None
 
 def test_snapshots_are_young_and_cheap(observed: Observed) -> None:
     """For less than a tenth of a core; half of the time within twice the aim, since engines share the two cores."""
-    assert statistics.median(observed.ages_s) < 2 * AGE_S
+    assert statistics.median(observed.ages.event_s) < 2 * AGE_S
     assert observed.publishing_share < SHARE
     assert "failed" not in observed.log
