@@ -18,6 +18,7 @@ from instrumented_connectors.block_news import BlockNews
 from instrumented_connectors.cores import Cores
 from instrumented_connectors.device_clock import device_clock
 from instrumented_connectors.holdings import Holdings
+from instrumented_connectors.host_copies import HostCopies
 from instrumented_connectors.peers import PeerSide
 from instrumented_connectors.probe import Probe
 from instrumented_connectors.sampling import Sampling
@@ -119,6 +120,7 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
     if absent := privates.missing(worker, mode):
         tracer.fact("missing", ",".join(absent))
     PeerSide(tracer, rank).attach(worker)
+    HostCopies(tracer, rank).attach(worker)
     if mode == PUSH:
         SenderSide(tracer, agent, rank).attach(worker)
     elif privates.find(worker, privates.READ_BLOCKS) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvtrace import critical_path, evidence, integrity, pace, remarks, stages, verdict
+from kvtrace import copies, critical_path, evidence, integrity, pace, remarks, stages, verdict
 from kvtrace.align import fastest_ns, least_message_ns
 from kvtrace.graph import Graph, Surroundings, build
 from kvtrace.legs import CLIENT
@@ -36,6 +36,7 @@ def surroundings(
         least_message_ns=least_message_ns(requests, senders),
         fastest_ns=fastest_ns(requests),
         posted=pace.posts(requests),
+        copied=copies.copied(requests),
     )
 
 

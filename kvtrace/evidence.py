@@ -61,6 +61,17 @@ class Timeline:
                 return step
         return None
 
+    def forwarded_in(self, start_ns: int, end_ns: int) -> Step | None:
+        """Return the step that a worker had begun by `start_ns` and whose forward ended in (start_ns, end_ns), if any.
+
+        Of such, the last: a device works on what it was given in order.
+        """
+        first, last = bisect_left(self._scheduled, start_ns), bisect_left(self._scheduled, end_ns)
+        for step in reversed(self.steps[max(0, first - 2) : last]):
+            if 0 < step.started_ns <= start_ns < step.forwarded_ns <= end_ns:
+                return step
+        return None
+
     def before(self, at_ns: int) -> Step | None:
         """Return the last step made up at or before `at_ns`, None if there was none."""
         position = bisect_right(self._scheduled, at_ns) - 1

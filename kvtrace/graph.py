@@ -17,13 +17,14 @@ from kvtrace.modes import PULL, PUSH
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a walk needs beside the request: processes and their posts, engines' timelines, pairs' least times."""
+    """What a walk needs beside the request: processes, what they posted and copied, timelines, pairs' least times."""
 
     processes: Mapping[int, Process]
     timelines: Mapping[str, Timeline]
     least_message_ns: Mapping[tuple[str, str], int]
     fastest_ns: Mapping[tuple[str, str, int], int]
     posted: Mapping[int, Posts] = field(default_factory=dict)
+    copied: Mapping[int, Posts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ class Pace:
     `itl_ns` are the times between the steps that made tokens: one a step, also where a step makes several tokens.
     `extension_ns` is by how much connector work on the forward thread made these steps longer, `occupancy_ns` how long
     it took there. `blame_ns` gives, by request, the part of the extension in which that request's transfers were
-    posted; it may be the request itself, and what is left is the connector's other work.
+    posted, or its KV copied; it may be the request itself, and what is left is the connector's other work.
     """
 
     start_ns: int

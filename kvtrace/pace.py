@@ -40,6 +40,7 @@ def pace(request: Request, graph: Graph, around: Surroundings) -> Pace | None:
     away = _away(request)
     found = Pace(sampled.t_ns, sampled.t_ns)
     token_ns = sampled.t_ns
+    held = (around.posted, around.copied)
     for step in _following(graph.decode_steps[-1][0], ended[-1], timeline):
         is_own = not any(start_ns <= step.scheduled_ns < end_ns for start_ns, end_ns in away)
         for part in _divide(step, found.end_ns, is_own=is_own):
@@ -48,7 +49,7 @@ def pace(request: Request, graph: Graph, around: Surroundings) -> Pace | None:
         if is_own:
             found.itl_ns.append(found.end_ns - token_ns)
             token_ns = found.end_ns
-            _charge(found, step, around.posted.get(step.slowest))
+            _charge(found, step, [spans[step.slowest] for spans in held if step.slowest in spans])
     found.parts_ns = {cause: spent_ns for cause, spent_ns in found.parts_ns.items() if spent_ns}
     found.tokens = max(0, finished[-1].a - 1) if finished else len(found.itl_ns)
     return found
@@ -107,12 +108,12 @@ def extension_ns(step: Step) -> tuple[int, int]:
     return step.before_forward_ns, max(0, min(behind_ns, outlasting_ns))
 
 
-def _charge(found: Pace, step: Step, posted: Posts | None) -> None:
-    """Add the step's connector time to the pace, and blame those whose transfers its slowest rank posted in it."""
+def _charge(found: Pace, step: Step, held: list[Posts]) -> None:
+    """Add the step's connector time to the pace, and blame those for whom its slowest rank posted or copied in it."""
     before_ns, behind_ns = extension_ns(step)
     found.extension_ns += before_ns + behind_ns
     found.occupancy_ns += step.connector_ns
-    if posted is None or not before_ns + behind_ns:
+    if not held or not before_ns + behind_ns:
         return
     began_ns = step.started_ns or step.scheduled_ns
     forward_ns = began_ns + before_ns
@@ -120,6 +121,6 @@ def _charge(found: Pace, step: Step, posted: Posts | None) -> None:
         (began_ns, forward_ns),
         (max(forward_ns, step.connected_ns - behind_ns), step.connected_ns),
     ):
-        for span in posted.during(start_ns, end_ns):
+        for span in (span for spans in held for span in spans.during(start_ns, end_ns)):
             spent_ns = span.end_ns - span.start_ns
             found.blame_ns[span.request_id] = found.blame_ns.get(span.request_id, 0) + spent_ns

@@ -6,7 +6,7 @@ How a wait divides once its evidence is at hand is `kvtrace.division`, how own s
 
 from __future__ import annotations
 
-from kvtrace import division, own_steps, stages
+from kvtrace import copies, division, own_steps, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
@@ -78,6 +78,8 @@ def _divide_by_evidence(
         return _divide_handshake(edge, start_ns, end_ns, graph, request, around)
     if edge.split == "join":
         return _divide_join(edge, start_ns, end_ns, graph)
+    if edge.split == "copy":
+        return _divide_report(edge, start_ns, end_ns, graph, request, around)
     side, _, what = edge.split.partition(".")
     timeline = around.timelines.get(_engine(request, side), NOTHING)
     if what == "intake":
@@ -88,10 +90,11 @@ def _divide_by_evidence(
         return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
-        return own_steps.divide_steps(start_ns, end_ns, prompt_own, timeline, side)
+        return _with_saves(own_steps.divide_steps(start_ns, end_ns, prompt_own, timeline, side), side, request, around)
     if what == "tail":
         steps = [step for step, is_prompt in own if is_prompt or side == "decode"]
-        return own_steps.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+        tail = own_steps.divide_tail(start_ns, end_ns, steps[-1] if steps else None, edge.cause.name)
+        return _with_saves(tail, side, request, around)
     return division.divide_ride(start_ns, end_ns, timeline, edge.cause.name) if timeline.steps else None
 
 
@@ -99,6 +102,25 @@ _RANKED = frozenset(
     stage.name for stage in (stages.POST_ENDED, stages.ARRIVED, stages.NOTIFIED, stages.TRANSFER_DONE, stages.REPORTED)
 )
 _SENT = frozenset((stages.ROUTER_PREFILL_SENT.name, stages.ROUTER_DECODE_SENT.name))
+
+
+def _with_saves(parts: list[Part], side: str, request: Request, around: Surroundings) -> list[Part]:
+    """Divide the parts of P's steps by its copies to a host buffer; of several ranks by those of the last one."""
+    saved = request.events.get(stages.PREFILL_COPIED.name) if side == "prefill" else None
+    if not saved:
+        return parts
+    return copies.divide_save(parts, request, around.copied.get(max(saved).process, _NO_POSTS))
+
+
+def _divide_report(
+    edge: stages.Edge, start_ns: int, end_ns: int, graph: Graph, request: Request, around: Surroundings
+) -> list[Part] | None:
+    """Divide the time until D's worker reports the KV by its copy from a host buffer; None where there was none."""
+    if stages.DECODE_COPIED.name not in request.events:
+        return None
+    done = around.copied.get(graph.points[edge.after.name].process, _NO_POSTS)
+    whole = Part(start_ns, end_ns, edge.cause.name, graph.last_rank or edge.after.name)
+    return copies.divide_load(whole, request, done, around.timelines.get(request.decode_engine, NOTHING))
 
 
 def _divide_intake(

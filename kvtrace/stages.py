@@ -79,6 +79,7 @@ REGISTRATION_LATE = _cause("registration.late", Class.COORDINATION, Where.DECODE
 HANDSHAKE = _cause("handshake", Class.COORDINATION, Where.TRANSFER, "The pair exchanges agent metadata before its first transfer.", "warm the pair up, proactive handshakes")
 PREPARE = _cause("prepare", Class.COORDINATION, Where.TRANSFER, "The side that drives the transfer works out blocks and descriptors.", "larger blocks, fewer descriptors")
 POST = _cause("post", Class.TRANSFER, Where.TRANSFER, "The transfer is being posted.", "fewer or larger descriptors")
+HOST_COPY = _cause("host.copy", Class.TRANSFER, Where.TRANSFER, "The KV is copied between a device and the host buffer that NIXL uses: on P ahead of the hand-off, on D behind it.", "a buffer on the device, where NIXL can register it (`kv_buffer_device`)")
 WIRE = _cause("wire", Class.TRANSFER, Where.TRANSFER, "The bytes are on the wire.", "faster network, locality")
 DETECTION = _cause("detection", Class.COORDINATION, Where.DECODE, "The bytes have arrived and nobody has noticed yet.", "poll outside the step, notification by interrupt", push="read notifications outside the step, or by interrupt", pull="poll outside the step")
 REPORT = _cause("report", Class.COORDINATION, Where.DECODE, "D's worker knows that the KV is there and D's scheduler does not yet.", "report outside the step")
@@ -207,6 +208,14 @@ DECODE_CHECKED = _stage(137, "decode.checked", Where.DECODE, "D's worker knows t
 UNCHECKED = _stage(138, "transfer.unchecked", Where.TRANSFER, "A worker could not take the checksum of blocks that it should have.", Field("a", "rank", "", "Tensor-parallel rank of the worker."), Field("b", "blocks", "blocks", "How many blocks."), Field("ref", "reason", "", "Why not."))
 PLACED = _stage(139, "thread.placed", Where.PROCESS, "A look, in each second with a step, at the threads of a worker's process: where its forward thread is, and who is beside it.", Field("a", "cpu", "", "CPU on which the forward thread last ran."), Field("b", "beside", "", "Other threads of the process that ran or could run on that CPU."), Field("c", "running", "", "Other threads of the process that ran or could run anywhere."), Field("d", "looked", "", "Other threads that were looked at: those busy at their last look, and some in turn."))
 
+# Copies between a device and the host buffer that NIXL uses: where `kv_buffer_device` is cpu and the device is another.
+_COPY = (_RANK, Field("b", "blocks", "blocks", "Blocks to copy, as the worker counts them."))
+_COPY_OVER = (_RANK, Field("b", "blocks", "blocks", "Blocks copied."), Field("c", "copied_bytes", "bytes", "Bytes copied."))
+PREFILL_COPY_STARTED = _stage(140, "prefill.copy_started", Where.PREFILL, "P's worker begins to copy the request's blocks of a step to its host buffer; the device does so once the step's forward has ended.", *_COPY)
+PREFILL_COPIED = _stage(141, "prefill.copied", Where.PREFILL, "These blocks are in P's host buffer.", *_COPY_OVER)
+DECODE_COPY_STARTED = _stage(142, "decode.copy_started", Where.DECODE, "D's worker begins to copy the request's blocks from its host buffer; the device does so once the forward that runs has ended.", *_COPY)
+DECODE_COPIED = _stage(143, "decode.copied", Where.DECODE, "The request's blocks have left D's host buffer for the device.", *_COPY_OVER)
+
 # Points that no process stamps: they are worked out from steps and brackets ---------------------------
 
 PREFILL_BEGUN = _point(200, "prefill.begun", Where.PREFILL, "The first step on P that works on the prompt is made up.")
@@ -256,8 +265,8 @@ _edge(POST_STARTED, ARRIVED, POST)
 _edge(POST_ENDED, ARRIVED, WIRE)
 _edge(ARRIVED, NOTIFIED, DETECTION)
 _edge(ARRIVED, TRANSFER_DONE, DETECTION)
-_edge(NOTIFIED, REPORTED, REPORT)
-_edge(TRANSFER_DONE, REPORTED, REPORT)
+_edge(NOTIFIED, REPORTED, REPORT, "copy")
+_edge(TRANSFER_DONE, REPORTED, REPORT, "copy")
 _edge(REPORTED, READY, REPORT)
 _edge(POST_STARTED, TRANSFER_FAILED, POST)
 _edge(POST_ENDED, TRANSFER_FAILED, WIRE)

@@ -4,7 +4,7 @@
 -- $to_ns    BIGINT  Only what began before this time, unix ns; up to the last if not given.
 -- $limit    BIGINT  How many requests; 20 if not given.
 --
--- request_id    VARCHAR  The request whose transfers were posted on the forward thread.
+-- request_id    VARCHAR  The request whose transfers were posted, or KV copied, on the forward thread.
 -- mode          VARCHAR  How its KV was handed over.
 -- moved_bytes   BIGINT   Bytes moved by its transfers.
 -- descriptors   BIGINT   Descriptors of its transfers.

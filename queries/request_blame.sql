@@ -1,9 +1,9 @@
--- One request: whose transfers were posted while its steps waited for the connector.
+-- One request: whose transfers were posted, or KV copied, while its steps waited for the connector.
 --
 -- $request  VARCHAR NOT NULL  The request's id, or the one that its client sent.
 -- $attempt  INTEGER           Which attempt, from 0; the last one if not given.
 --
--- blamed_request_id  VARCHAR  Request whose transfer was posted; may be the same.
+-- blamed_request_id  VARCHAR  Request whose transfer was posted, or KV copied; may be the same.
 -- extension_ns       BIGINT   By how much that made its steps longer.
 WITH chosen AS (
   SELECT * FROM request

@@ -14,7 +14,7 @@
 -- itl_p50_ms       DOUBLE   Median time between two steps that made tokens of it, ms.
 -- itl_max_ms       DOUBLE   The longest of those, ms.
 -- extension_ms     DOUBLE   By how much connector work on the forward thread made its steps longer, ms.
--- by_others_ms     DOUBLE   The part of that in which other requests' transfers were posted, ms.
+-- by_others_ms     DOUBLE   The part of that in which other requests' transfers were posted, or KV copied, ms.
 -- occupancy_ms     DOUBLE   How long the connector took on the forward thread, whether or not it cost anything, ms.
 -- mixed_ms         DOUBLE   Time in steps that worked on somebody's prompt too, ms.
 -- unattributed_ms  DOUBLE   Time that no step explains, ms.

@@ -25,13 +25,15 @@ from tests.trace import JITTER_BYTES, MS, D, causes_ms, check_tiles, jittered, n
 def test_segments_tile_and_shares_sum_whatever_happens(
     mode: str, noise: bytes, dropped: set[int], doubled: set[int], lacked_ms: int
 ) -> None:
-    """Missing, doubled, shuffled, displaced events, no processor: segments tile, shares sum, the bracket holds."""
+    """Missing, doubled, shuffled, displaced events, no processor, copies: segments tile, shares sum, the bracket holds."""
     trace = push() if mode == "push" else pull()
     events = jittered(trace.events, noise)
     trace.events = [event for index, event in enumerate(events) if index not in dropped]
     trace.events += [event for index, event in enumerate(events) if index in doubled]
     check_tiles(trace)
     trace.events += [told for event in trace.events for told in _without_processor(event, lacked_ms * MS)]
+    check_tiles(trace)
+    trace.events += [copied for event in trace.events for copied in _copied(event, lacked_ms * MS)]
     check_tiles(trace)
 
 
@@ -47,6 +49,17 @@ def _without_processor(event: Event, ns: int) -> Iterator[Event]:
     if told is not None:
         stage, *numbers = told
         yield Event(event.t_ns, stage.name, event.process, event.request, "", *numbers)
+
+
+def _copied(event: Event, ns: int) -> Iterator[Event]:
+    """Yield begin and end of a copy that took so long, ns, and was over at the event."""
+    begin, end, request = {
+        "step.connected": (stages.PREFILL_COPY_STARTED, stages.PREFILL_COPIED, "cmpl-r1-0-aaaaaaaa"),
+        "decode.reported": (stages.DECODE_COPY_STARTED, stages.DECODE_COPIED, event.request),
+    }.get(event.stage, (None, None, ""))
+    if begin is not None and end is not None:
+        yield Event(event.t_ns - ns, begin.name, event.process, request, "", 0, 38, 0, 0)
+        yield Event(event.t_ns, end.name, event.process, request, "", 0, 38, 0, 0)
 
 
 def test_a_step_that_ended_before_it_was_made_up_takes_no_time_from_others() -> None:

@@ -24,7 +24,7 @@ def test_one_requests_pace_says_what_made_it_longer(tmp_path: Path) -> None:
 
     assert told == (
         "After the first token: 4 tokens in 100.0 ms, 25.0 ms each (TPOT); the longest time between two was 40.0 ms. "
-        "Connector work on D's forward thread made its steps 10.0 ms (10 %) longer, 7.0 ms of it posting 1 other "
+        "Connector work on D's forward thread made its steps 10.0 ms (10 %) longer, 7.0 ms of it for 1 other "
         "request. For 20.0 ms its steps worked on somebody's prompt too. 10.0 ms between steps are unattributed."
     )
 

@@ -22,6 +22,7 @@ from kvtrace.schema.walk import answers
 from kvtrace.store import Store
 from kvtrace.testing import Fleet, fill
 from tests.dashboards import tools
+from tests.field.test_host_buffer import loaded, saved
 from tests.trace import D, P, Trace, ns, pull, push
 from tests.walk_scenes import Scene, processes, scene
 
@@ -215,6 +216,8 @@ def _one_of_several() -> Iterator[tuple[str, Trace, int, str | None]]:
     yield "sent", _carrying("sent", push(name="sent")), 1, None
     yield "unmatched", _carrying("unmatched", push(name="unmatched").without("transfer.matched")), 1, None
     yield "early", _ended_early("early"), 1, "a step that ended before it began"
+    yield "saved", saved(push(name="saved"), "saved"), 1, "copies through a host buffer"
+    yield "loaded", loaded(pull("loaded"), "loaded"), 1, "copies through a host buffer"
 
 
 def test_what_sql_answers_and_what_it_leaves(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ _WAITS = (
     (stages.WRITER_BUSY, "P's sender thread is busy with something else"),
     (stages.STEP_CONNECTOR, "the connector works on the forward thread inside the request's own steps"),
     (stages.PROCESSOR_WAIT, "a thread that works on the request has no processor"),
+    (stages.HOST_COPY, "the KV is copied between a device and a host buffer"),
     (stages.REPORT, "D's worker knows that the KV is there and D's scheduler does not yet"),
     (stages.PREFILL_BOUNDARY, "a request that has reached P waits for the step that runs there to end"),
     (stages.PREFILL_FRONTEND, "P's front end reads, tokenises or answers"),

@@ -36,7 +36,7 @@ def _made_longer(explained: Explained, decode_ns: int) -> list[str]:
         others = [row for row in explained.blame if row["blamed_request_id"] != own]
         by_others_ns = sum(row["extension_ns"] for row in others)
         whose = (
-            f", {milliseconds(by_others_ns, decode_ns)} ms of it posting {plural(len(others), 'other request')}"
+            f", {milliseconds(by_others_ns, decode_ns)} ms of it for {plural(len(others), 'other request')}"
             if others
             else ""
         )

@@ -231,10 +231,10 @@ PACE_PART = Table(
 
 BLAME = Table(
     "blame",
-    "Whose transfers were posted while a request's steps waited for the connector, request by request.",
+    "Whose transfers were posted, or KV copied, while a request's steps waited for the connector, request by request.",
     columns(
         ("request_key", "BIGINT", "Request whose steps became longer."),
-        ("blamed_request_id", "VARCHAR", "Request whose transfer was posted then; may be the same."),
+        ("blamed_request_id", "VARCHAR", "Request whose transfer was posted, or KV copied, then; may be the same."),
         ("extension_ns", "BIGINT", "By how much that made its steps longer."),
     ),
 )

@@ -162,7 +162,7 @@ TPOT = View(
         ("decode_ns", "BIGINT", "From the first to the last token."),
         ("extension_ns", "BIGINT", "The part by which connector work on the forward thread made steps longer."),
         ("occupancy_ns", "BIGINT", "How long the connector took there, whether or not it cost anything."),
-        ("by_others_ns", "BIGINT", "The part of the extension in which other requests' transfers were posted."),
+        ("by_others_ns", "BIGINT", "The part of it in which other requests' transfers were posted, or KV copied."),
         ("mixed_ns", "BIGINT", "Time in steps that worked on somebody's prompt too."),
         ("unattributed_ns", "BIGINT", "Time that no step explains."),
     ),
@@ -188,7 +188,7 @@ BLAMED = View(
     "blamed",
     "The requests whose transfers made other requests' steps longer.",
     columns(
-        ("request_id", "VARCHAR", "The request whose transfers were posted on the forward thread."),
+        ("request_id", "VARCHAR", "The request whose transfers were posted, or KV copied, on the forward thread."),
         ("mode", "VARCHAR", "push, pull, local or unknown; NULL if the request is not in the store."),
         ("moved_bytes", "BIGINT", "Bytes moved by its transfers."),
         ("descriptors", "BIGINT", "Descriptors of its transfers."),

@@ -187,13 +187,13 @@ def transfers() -> tuple[str, str]:
 
 
 def lacking() -> tuple[str, str]:
-    """Return the CTE `lacking`: by an id's hash, what its threads said that had no processor. Such events are rare."""
-    post, notice = stages.POST_STARVED, stages.NOTICE_STARVED
+    """Return the CTE `lacking`: by an id's hash, for how long its threads had no processor, and its copies."""
+    post, notice, copied = stages.POST_STARVED, stages.NOTICE_STARVED, (stages.PREFILL_COPIED, stages.DECODE_COPIED)
     return (
         "lacking",
         f"""SELECT hash(request) AS id, {most("b", post)} AS post, {count(notice)} AS n, {most("t_ns", notice)} AS t,
-    {most("b", notice)} AS b, {most("c", notice)} AS c
-  FROM event WHERE request <> '' AND {among(post, notice)} GROUP BY request""",
+    {most("b", notice)} AS b, {most("c", notice)} AS c, {count(*copied)} AS copies
+  FROM event WHERE request <> '' AND {among(post, notice, *copied)} GROUP BY request""",
     )
 
 

@@ -17,7 +17,7 @@ from kvtrace.schema.walk.path import APART
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
 from kvtrace.splits import JOIN_NS
 
-_PLAIN = ("", "handshake", "prefill.intake", "decode.intake")
+_PLAIN = ("", "handshake", "copy", "prefill.intake", "decode.intake")
 
 
 class Part(NamedTuple):

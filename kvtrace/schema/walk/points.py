@@ -249,6 +249,7 @@ def placed() -> list[tuple[str, str]]:
     least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until,
     CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x,
     ld.n > 1 AND NOT several AS noticed_often,
+    lp.copies > 0 OR ld.copies > 0 AS has_copies,
     CASE WHEN NOT several THEN ld.t END AS noticed_t, ld.b AS noticed_b, ld.c AS noticed_c
   FROM judged AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
     LEFT JOIN others AS op ON op.eno = r.pe AND op.enq = r.prefill_enqueued
@@ -267,6 +268,7 @@ def placed() -> list[tuple[str, str]]:
             f"""SELECT * EXCLUDE (why), CASE WHEN why IS NOT NULL THEN why
       WHEN has_x AND seen_ns IS NOT NULL AND fast_unsure < coalesce(fastest, {NEVER_NS})
         AND arrived > least(bracket_low, bracket_high) THEN 'the fastest of its pair is not sure'
+      WHEN has_copies THEN 'copies through a host buffer'
       ELSE unclear END AS why, CASE WHEN has_x THEN arrived END AS transfer_arrived
   FROM (SELECT *, CASE WHEN seen_ns IS NULL THEN {at_post}
         ELSE least(greatest(started_ns + coalesce(fastest, 0), bracket_low), seen_ns) END AS arrived,
