@@ -25,7 +25,7 @@ from tests.trace import JITTER_BYTES, MS, D, causes_ms, check_tiles, jittered, n
 def test_segments_tile_and_shares_sum_whatever_happens(
     mode: str, noise: bytes, dropped: set[int], doubled: set[int], lacked_ms: int
 ) -> None:
-    """Missing, doubled, shuffled, displaced events, no processor, copies: segments tile, shares sum, the bracket holds."""
+    """Missing, doubled, shuffled, displaced events, no processor, copies: segments tile, shares sum, bounds hold."""
     trace = push() if mode == "push" else pull()
     events = jittered(trace.events, noise)
     trace.events = [event for index, event in enumerate(events) if index not in dropped]

@@ -47,7 +47,7 @@ def unwatched(trace: Trace) -> Trace:
 
 
 def test_the_copies_are_transfer_and_nothing_else_changes() -> None:
-    """35 ms of copies: everything else is what it is in a pull without a host buffer, and the bytes' bracket with it."""
+    """35 ms of copies: everything else is what it is in a pull without a host buffer, and so is the bracket."""
     plain, answer = pull().answer(), buffered().answer()
 
     assert causes_ms(answer) == pytest.approx(causes_ms(plain) | {"host.copy": SAVE_MS + LOAD_MS})
@@ -111,7 +111,7 @@ def _behind(forwarded_ms: float) -> Trace:
 
 
 def test_chunks_are_copied_one_by_one() -> None:
-    """P computes 300 tokens in step 1 and 300 in step 2, each behind the other, and copies behind both: 10 and 20 ms."""
+    """P computes 300 tokens in step 1 and 300 in step 2, and copies behind both: for 10 ms and for 20."""
     trace = saved(loaded(pull())).shifted(25, 20)
     trace = changed(trace, stages.PREFILL_SCHEDULED, b=300)
     trace = lacking(trace, lambda e: e.process == P and e.stage.startswith("step."))
@@ -142,7 +142,8 @@ def test_of_several_ranks_the_last_one_counts() -> None:
     """Rank 1 of D reports 5 ms behind rank 0, and copies for 10 ms where rank 0 copies for 15."""
     trace = buffered().shifted(79.05, 5)
     trace.at(74, stages.DECODE_COPY_STARTED, D_LEG, 1, 38, process=D1)
-    trace.at(84, stages.DECODE_COPIED, D_LEG, 1, 38, 1_300_000, process=D1).at(84, stages.REPORTED, D_LEG, 1, process=D1)
+    trace.at(84, stages.DECODE_COPIED, D_LEG, 1, 38, 1_300_000, process=D1)
+    trace.at(84, stages.REPORTED, D_LEG, 1, process=D1)
     trace.at(57, stages.LOAD_STARTED, D_LEG, 1, 38, process=D1).at(58.5, stages.PREPARED, D_LEG, 3, 20, 1, process=D1)
     trace.at(59, stages.POST_STARTED, D_LEG, 3, process=D1).at(60, stages.POST_ENDED, D_LEG, 3, 1000, 20, process=D1)
     trace.at(63, stages.TRANSFER_DONE, D_LEG, 3, process=D1)
