@@ -15,7 +15,7 @@ from instrumented_connectors import privates, versions
 from instrumented_connectors.agent import AgentSide
 from instrumented_connectors.block_checks import BlockChecks
 from instrumented_connectors.block_news import BlockNews
-from instrumented_connectors.cores import Cores
+from instrumented_connectors.cores import Cores, started
 from instrumented_connectors.device_clock import device_clock
 from instrumented_connectors.holdings import Holdings
 from instrumented_connectors.host_copies import HostCopies
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _kinds: set[str] = set()
 _workers: list[str] = []  # the classes of this process's watched connectors; MultiConnector has several
 _serving: weakref.WeakSet[Any] = weakref.WeakSet()  # those that were not shut down; the others are of an engine before
+_of_agents: set[int] = set()  # the threads that came while a worker's connector, and with it NIXL's agent, was made
 _PROFILE_VARIABLE = "KVTRACE_PROFILE"  # `kvtrace.profiler` has it too; without it, nothing about profiles is imported
 _log = logging.getLogger("kvtrace")
 _vllm_log = logging.getLogger("vllm.kvtrace")  # shown like vLLM's own lines, where `kvtrace` shows warnings alone
@@ -46,10 +47,14 @@ class Traced:
     kvtrace_mode: ClassVar[str]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        before = started() if emit.SPOOL_VARIABLE in os.environ else None
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]
+        came = started() - before if before is not None else ()  # ahead of the tracer, which starts one too
         tracer = emit.tracer()
         if not tracer.enabled:
             return
+        if getattr(self, "connector_worker", None) is not None:
+            _of_agents.update(came)
         try:
             attach(self, vllm_config, kv_cache_config, tracer, self.kvtrace_mode)
         except Exception as error:  # noqa: BLE001 - serving comes first
@@ -132,7 +137,7 @@ def _attach_worker(connector: Any, tracer: Tracer, mode: str, sampling: Sampling
             after=lambda *_args, **_kwargs: agent.enter("", ""),
         )
     worker.nixl_wrapper = agent.attach(worker.nixl_wrapper)
-    cores = Cores(tracer) if len(_workers) == 1 else None
+    cores = Cores(tracer, of_agents=_of_agents) if len(_workers) == 1 else None
     if cores is not None:
         watch(connector, "shutdown", tracer, before=cores.stop)
     WorkerSide(tracer, holdings, rank, pulls=mode == PULL, device_clock=clock, cores=cores).attach(connector)

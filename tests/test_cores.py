@@ -33,7 +33,19 @@ def test_who_runs_on_the_forward_threads_cpu_is_counted(tmp_path: Path) -> None:
     stat(tmp_path, 102, "S", 3)
     stat(tmp_path, 103, "R", 4)
 
-    assert Cores(Memory(), str(tmp_path)).look(FORWARD) == Placed(cpu=3, beside=1, running=2, looked=3)
+    look = Cores(Memory(), str(tmp_path)).look(FORWARD)
+    assert look == Placed(cpu=3, beside=1, running=2, looked=3, names=") S 0 0")
+
+
+def test_who_runs_there_is_told_by_name(tmp_path: Path) -> None:
+    """The kernel's name, marked where the thread came with NIXL's agent; of two alike one. Commas part the names."""
+    for thread, name in ((101, "python"), (102, "python"), (103, "a,b"), (104, "async")):
+        stat(tmp_path, thread, "R", 3, name)
+    stat(tmp_path, FORWARD, "R", 3)
+    stat(tmp_path, 105, "R", 4, "elsewhere")
+    looking = Cores(Memory(), str(tmp_path), of_agents={101, 104})
+
+    assert looking.look(FORWARD).names == "a b,nixl:async,nixl:python,python"
 
 
 def test_of_many_threads_some_are_looked_at_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +58,7 @@ def test_of_many_threads_some_are_looked_at_in_turn(tmp_path: Path, monkeypatch:
 
     first = [looking.look(FORWARD) for _ in range(4)]
     assert max(look.beside for look in first[:3]) == 1
-    assert first[3] == Placed(cpu=0, beside=1, running=1, looked=3)
+    assert first[3] == Placed(cpu=0, beside=1, running=1, looked=3, names="python")
     (tmp_path / "104" / "stat").unlink()
     assert [looking.look(FORWARD).beside for _ in range(2)] == [0, 0]
     looking._busy = [107]  # as if it had ended since the last look, and the list were new
@@ -107,16 +119,41 @@ def test_two_busy_threads_on_one_core_are_seen(monkeypatch: pytest.MonkeyPatch) 
                 looking.stepped()
             hashlib.sha256(bytes(1 << 22)).digest()
 
-    busy = [threading.Thread(target=work, kwargs={"is_forward": not number}) for number in range(2)]
+    busy = [
+        threading.Thread(target=work, kwargs={"is_forward": not number}, name=f"hashes-{number}") for number in range(2)
+    ]
     for thread in busy:
         thread.start()
     try:
         until(lambda: sum(event.numbers[0] == cpu and event.numbers[1] > 0 for event in memory.events) >= 5)
+        until(lambda: any("hashes-1" in event.ref.split(",") for event in memory.events))
     finally:
         looking.stop()
         over.set()
         for thread in busy:
             thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_thread_that_polls_for_nixl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real agent, made by a thread bound to one CPU, as vLLM's worker is: its thread has no name of its own."""
+    nixl = pytest.importorskip("nixl._api")
+    monkeypatch.setenv("UCX_TLS", "tcp,self,sm")
+    told: list[str] = []
+
+    def work() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        before = cores.started()
+        agent = nixl.nixl_agent("polled", nixl.nixl_agent_config(backends=["UCX"]))
+        looking = Cores(Memory(), of_agents=cores.started() - before)
+        until(lambda: "nixl:" in looking.look(threading.get_native_id()).names)
+        told.append(agent.name)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert told == ["polled"]
 
 
 def test_where_no_more_threads_may_be_started_all_else_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,22 +77,25 @@ def test_an_engine_with_two_schedulers_of_other_limits_has_none() -> None:
 
 
 def test_a_core_that_the_forward_thread_shares_is_told(tmp_path: Path) -> None:
-    """vllm#53636. At three of four looks another thread ran on its CPU; bound elsewhere, it has the core to itself."""
+    """vllm#53636. At four of five looks others ran on its CPU, NIXL's at three; elsewhere it has the core to itself."""
 
     def told(trace: Trace, path: Path) -> list[tuple[object, ...]]:
         with Store.open(path, "write") as store:
             fill(store, trace)
             analyze(store)
-        names = ("engine", "looks", "shared", "shared_share", "beside_most", "cpus")
+        names = ("engine", "looks", "shared", "shared_share", "beside_most", "beside", "cpus")
         return [tuple(row[name] for name in names) for row in ask(path, "cores")]
 
     trace = pull()
-    for at_ms, beside in ((10, 1), (1010, 2), (2010, 0), (3010, 1)):
-        trace.at(at_ms, stages.PLACED, "", 3, beside, beside, 40, process=D)
+    for at_ms, names in ((10, "nixl:python"), (1010, "hasher,nixl:python"), (2010, ""), (3010, "hasher")):
+        beside = len(names.split(",")) if names else 0
+        trace.at(at_ms, stages.PLACED, "", 3, beside, beside, 40, ref=names, process=D)
+    trace.at(4010, stages.PLACED, "", 3, 1, 1, 40, ref="nixl:python", process=D)
 
-    assert told(trace, tmp_path / "shared.duckdb") == [("engine-d", 4, 3, 0.75, 2, 1)]
-    alone = changed(trace, stages.PLACED, b=0)
-    assert told(alone, tmp_path / "alone.duckdb") == [("engine-d", 4, 0, 0, 0, 1)]
+    (row,) = told(trace, tmp_path / "shared.duckdb")
+    assert row == ("engine-d", 5, 4, 0.8, 2, "nixl:python 3, hasher 2", 1)
+    alone = changed(trace, stages.PLACED, b=0, ref="")
+    assert told(alone, tmp_path / "alone.duckdb") == [("engine-d", 5, 0, 0, 0, None, 1)]
 
 
 def test_a_core_that_something_else_takes_is_no_computing(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def within() -> list[Panel]:
                 Column("looks"),
                 Column("shared_share", "shared, of all", "percentunit", COORDINATION, bar=True),
                 Column("beside_most", "most beside it"),
+                Column("beside", "by name, looks"),
                 Column("cpus", "CPUs it was on"),
             ],
             width=12,
