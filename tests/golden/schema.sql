@@ -79,7 +79,11 @@ CREATE TYPE stage AS ENUM (
   'prefill.checked',
   'decode.checked',
   'transfer.unchecked',
-  'thread.placed'
+  'thread.placed',
+  'prefill.copy_started',
+  'prefill.copied',
+  'decode.copy_started',
+  'decode.copied'
 );
 
 CREATE TABLE run (
@@ -134,10 +138,10 @@ COMMENT ON COLUMN event."process" IS 'Process that emitted it.';
 COMMENT ON COLUMN event."stage" IS 'Which point; the view `vocabulary` says what it means.';
 COMMENT ON COLUMN event."t_ns" IS 'When, unix ns.';
 COMMENT ON COLUMN event."request" IS 'The request''s id in that process; '''' where none belongs.';
-COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; transfer_id: prefill.allocated; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; transfer_id: decode.allocated; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; '''' where there is none.';
-COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.post_starved; rank: transfer.notice_starved; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; step: step.worker_starved; step: step.result_starved; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed.';
-COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; starved_ns [ns]: transfer.post_starved; starved_ns [ns]: transfer.notice_starved; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; rank: step.worker_starved; rank: step.result_starved; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed.';
-COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; since_ns [ns]: transfer.notice_starved; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; forward_starved_ns [ns]: step.worker_starved; result_starved_ns [ns]: step.result_starved; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed.';
+COMMENT ON COLUMN event."ref" IS 'Payload of the stage, by name: reason: tracing.disabled; client_request_id: router.received; mode: router.decided; url: router.candidate; url: router.prefill_sent; url: router.decode_sent; reason: router.failed; flags: router.traced; transfer_id: prefill.allocated; status: prefill.finished; status: prefill.aborted; remote_request_id: decode.enqueued; transfer_id: decode.allocated; remote_engine: decode.load_started; status: decode.finished; status: decode.aborted; remote_engine: handshake.started; remote_engine: handshake.ended; remote_engine: registration.received; decode_request_id: transfer.matched; remote_request_id: transfer.prepared; reason: transfer.failed; client_request_id: client.sent; reason: client.failed; mode: transfer.begun; decode_request_id: prefill.checked; reason: transfer.unchecked; threads: thread.placed; '''' where there is none.';
+COMMENT ON COLUMN event."a" IS 'Payload of the stage, by name: wall_ns [ns]: clock.anchor; code: spool.dropped; attempt: router.received; prefill: router.decided; leg: router.candidate; status: router.prefill_returned; status: router.done; status: router.failed; trace_high: router.traced; status: prefill.http_responded; status: prefill.http_done; status: decode.first_token_out; status: decode.http_done; prompt_tokens [tokens]: prefill.enqueued; local_tokens [tokens]: prefill.considered; blocks [blocks]: prefill.allocated; step: prefill.scheduled; blocks [blocks]: prefill.finished; rank: prefill.staged; rank: sender.picked; rank: prefill.lease_expired; rank: prefill.lease_started; rank: prefill.lease_extended; prompt_tokens [tokens]: decode.enqueued; local_tokens [tokens]: decode.considered; blocks [blocks]: decode.allocated; rank: decode.registration_queued; rank: decode.registration_sent; rank: decode.load_started; rank: decode.reported; step: decode.scheduled; output_tokens [tokens]: decode.finished; rank: decode.load_failed; rank: handshake.started; rank: handshake.ended; rank: registration.received; rank: transfer.matched; transfer: transfer.prepared; transfer: transfer.post_started; transfer: transfer.post_ended; transfer: transfer.done; transfer: transfer.failed; rank: transfer.notified; transfer: transfer.post_starved; rank: transfer.notice_starved; transfer: transfer.probed; rank: notification.orphaned; step: step.scheduled; step: step.started; step: step.forwarded; step: step.connected; step: step.ended; step: step.worker_starved; step: step.result_starved; slept_ns [ns]: sender.woke; busy_ns [ns]: sender.slept; prompt_tokens [tokens]: client.sent; output_tokens [tokens]: client.done; status: client.failed; rank: transfer.begun; rank: prefill.handed_over; rank: prefill.checked; rank: decode.checked; rank: transfer.unchecked; cpu: thread.placed; rank: prefill.copy_started; rank: prefill.copied; rank: decode.copy_started; rank: decode.copied.';
+COMMENT ON COLUMN event."b" IS 'Payload of the stage, by name: uncertainty_ns [ns]: clock.anchor; count: spool.dropped; body_bytes [bytes]: router.received; decode: router.decided; index: router.candidate; handed_over: router.prefill_returned; chunks: router.done; trace_low: router.traced; chunks: decode.http_done; arrival_wall_ns [ns]: prefill.enqueued; remote_tokens [tokens]: prefill.considered; remote_tokens [tokens]: prefill.allocated; tokens [tokens]: prefill.scheduled; kept: prefill.finished; duration_ns [ns]: prefill.lease_started; arrival_wall_ns [ns]: decode.enqueued; remote_tokens [tokens]: decode.considered; remote_tokens [tokens]: decode.allocated; message_bytes [bytes]: decode.registration_sent; blocks [blocks]: decode.load_started; connector: decode.reported; tokens [tokens]: decode.scheduled; blocks [blocks]: decode.load_failed; ok: handshake.ended; descriptors: transfer.prepared; moved_bytes [bytes]: transfer.post_ended; last_pending_ns [ns]: transfer.done; starved_ns [ns]: transfer.post_starved; starved_ns [ns]: transfer.notice_starved; last_pending_ns [ns]: transfer.probed; tokens [tokens]: step.scheduled; rank: step.started; rank: step.forwarded; rank: step.connected; starved_ns [ns]: step.ended; rank: step.worker_starved; rank: step.result_starved; queue_length: sender.woke; queue_length: sender.slept; block: prefill.checked; block: decode.checked; blocks [blocks]: transfer.unchecked; beside: thread.placed; blocks [blocks]: prefill.copy_started; blocks [blocks]: prefill.copied; blocks [blocks]: decode.copy_started; blocks [blocks]: decode.copied.';
+COMMENT ON COLUMN event."c" IS 'Payload of the stage, by name: prefill_inflight: router.decided; inflight: router.candidate; parent_span: router.traced; computed_tokens [tokens]: prefill.scheduled; remote: decode.enqueued; peer_rank: decode.registration_sent; computed_tokens [tokens]: decode.scheduled; rank: transfer.prepared; descriptors: transfer.post_ended; polls: transfer.done; since_ns [ns]: transfer.notice_starved; requests: step.scheduled; asynchronous: step.forwarded; connector_ns [ns]: step.connected; forward_starved_ns [ns]: step.worker_starved; result_starved_ns [ns]: step.result_starved; signal_delay_ns [ns]: sender.woke; checksum: prefill.checked; checksum: decode.checked; running: thread.placed; copied_bytes [bytes]: prefill.copied; copied_bytes [bytes]: decode.copied.';
 COMMENT ON COLUMN event."d" IS 'Payload of the stage, by name: decode_inflight: router.decided; tokens [tokens]: router.candidate; own_span: router.traced; intake_ns [ns]: prefill.enqueued; prompt_tokens [tokens]: prefill.scheduled; intake_ns [ns]: decode.enqueued; prompt_tokens [tokens]: decode.scheduled; done: transfer.post_ended; waiting: step.scheduled; before_forward_ns [ns]: step.connected; connector_starved_ns [ns]: step.worker_starved; checked_bytes [bytes]: prefill.checked; checked_bytes [bytes]: decode.checked; looked: thread.placed.';
 
 CREATE TABLE loss (
@@ -363,9 +367,9 @@ CREATE TABLE blame (
   "blamed_request_id" VARCHAR,
   "extension_ns" BIGINT
 );
-COMMENT ON TABLE blame IS 'Whose transfers were posted while a request''s steps waited for the connector, request by request.';
+COMMENT ON TABLE blame IS 'Whose transfers were posted, or KV copied, while a request''s steps waited for the connector, request by request.';
 COMMENT ON COLUMN blame."request_key" IS 'Request whose steps became longer.';
-COMMENT ON COLUMN blame."blamed_request_id" IS 'Request whose transfer was posted then; may be the same.';
+COMMENT ON COLUMN blame."blamed_request_id" IS 'Request whose transfer was posted, or KV copied, then; may be the same.';
 COMMENT ON COLUMN blame."extension_ns" IS 'By how much that made its steps longer.';
 
 CREATE TABLE place (
@@ -678,7 +682,11 @@ FROM (VALUES
     ('prefill.checked', 136, 'prefill', 'P''s worker knows the checksum of a block that it has computed.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', 'decode_request_id'),
     ('decode.checked', 137, 'decode', 'D''s worker knows the checksum of a block that has arrived.', 'rank', 'block', 'checksum', 'checked_bytes [bytes]', ''),
     ('transfer.unchecked', 138, 'transfer', 'A worker could not take the checksum of blocks that it should have.', 'rank', 'blocks [blocks]', '', '', 'reason'),
-    ('thread.placed', 139, 'process', 'A look, in each second with a step, at the threads of a worker''s process: where its forward thread is, and who is beside it.', 'cpu', 'beside', 'running', 'looked', '')
+    ('thread.placed', 139, 'process', 'A look, in each second with a step, at the threads of a worker''s process: where its forward thread is, and who is beside it.', 'cpu', 'beside', 'running', 'looked', 'threads'),
+    ('prefill.copy_started', 140, 'prefill', 'P''s worker begins to copy the request''s blocks of a step to its host buffer; the device does so once the step''s forward has ended.', 'rank', 'blocks [blocks]', '', '', ''),
+    ('prefill.copied', 141, 'prefill', 'These blocks are in P''s host buffer.', 'rank', 'blocks [blocks]', 'copied_bytes [bytes]', '', ''),
+    ('decode.copy_started', 142, 'decode', 'D''s worker begins to copy the request''s blocks from its host buffer; the device does so once the forward that runs has ended.', 'rank', 'blocks [blocks]', '', '', ''),
+    ('decode.copied', 143, 'decode', 'The request''s blocks have left D''s host buffer for the device.', 'rank', 'blocks [blocks]', 'copied_bytes [bytes]', '', '')
 ) AS v(stage, code, "where", doc, a, b, c, d, ref);
 COMMENT ON VIEW vocabulary IS 'What every stage means and what it keeps in a, b, c, d and ref.';
 COMMENT ON COLUMN vocabulary."stage" IS 'Name of the stage.';
@@ -721,6 +729,7 @@ SELECT * FROM (VALUES
     ('handshake', 'coordination', 'coordination', 'transfer', 'The pair exchanges agent metadata before its first transfer.', 'warm the pair up, proactive handshakes'),
     ('prepare', 'coordination', 'coordination', 'transfer', 'The side that drives the transfer works out blocks and descriptors.', 'larger blocks, fewer descriptors'),
     ('post', 'transfer', 'transfer', 'transfer', 'The transfer is being posted.', 'fewer or larger descriptors'),
+    ('host.copy', 'transfer', 'transfer', 'transfer', 'The KV is copied between a device and the host buffer that NIXL uses: on P ahead of the hand-off, on D behind it.', 'a buffer on the device, where NIXL can register it (`kv_buffer_device`)'),
     ('wire', 'transfer', 'transfer', 'transfer', 'The bytes are on the wire.', 'faster network, locality'),
     ('detection', 'coordination', 'coordination', 'decode', 'The bytes have arrived and nobody has noticed yet.', 'poll outside the step, notification by interrupt'),
     ('report', 'coordination', 'coordination', 'decode', 'D''s worker knows that the KV is there and D''s scheduler does not yet.', 'report outside the step'),
@@ -853,6 +862,10 @@ SELECT
     WHEN 'decode.checked' THEN map(['rank', 'block', 'checksum', 'checked_bytes'], [e.a, e.b, e.c, e.d])
     WHEN 'transfer.unchecked' THEN map(['rank', 'blocks'], [e.a, e.b])
     WHEN 'thread.placed' THEN map(['cpu', 'beside', 'running', 'looked'], [e.a, e.b, e.c, e.d])
+    WHEN 'prefill.copy_started' THEN map(['rank', 'blocks'], [e.a, e.b])
+    WHEN 'prefill.copied' THEN map(['rank', 'blocks', 'copied_bytes'], [e.a, e.b, e.c])
+    WHEN 'decode.copy_started' THEN map(['rank', 'blocks'], [e.a, e.b])
+    WHEN 'decode.copied' THEN map(['rank', 'blocks', 'copied_bytes'], [e.a, e.b, e.c])
     ELSE map(CAST([] AS VARCHAR[]), CAST([] AS BIGINT[]))
   END AS payload,
   e.ref
@@ -975,7 +988,7 @@ COMMENT ON COLUMN tpot."itl_max_ns" IS 'The longest of those.';
 COMMENT ON COLUMN tpot."decode_ns" IS 'From the first to the last token.';
 COMMENT ON COLUMN tpot."extension_ns" IS 'The part by which connector work on the forward thread made steps longer.';
 COMMENT ON COLUMN tpot."occupancy_ns" IS 'How long the connector took there, whether or not it cost anything.';
-COMMENT ON COLUMN tpot."by_others_ns" IS 'The part of the extension in which other requests'' transfers were posted.';
+COMMENT ON COLUMN tpot."by_others_ns" IS 'The part of it in which other requests'' transfers were posted, or KV copied.';
 COMMENT ON COLUMN tpot."mixed_ns" IS 'Time in steps that worked on somebody''s prompt too.';
 COMMENT ON COLUMN tpot."unattributed_ns" IS 'Time that no step explains.';
 
@@ -990,7 +1003,7 @@ FROM blame AS b JOIN request AS r USING (request_key)
 WHERE b.blamed_request_id <> r.request_id
 GROUP BY b.blamed_request_id;
 COMMENT ON VIEW blamed IS 'The requests whose transfers made other requests'' steps longer.';
-COMMENT ON COLUMN blamed."request_id" IS 'The request whose transfers were posted on the forward thread.';
+COMMENT ON COLUMN blamed."request_id" IS 'The request whose transfers were posted, or KV copied, on the forward thread.';
 COMMENT ON COLUMN blamed."mode" IS 'push, pull, local or unknown; NULL if the request is not in the store.';
 COMMENT ON COLUMN blamed."moved_bytes" IS 'Bytes moved by its transfers.';
 COMMENT ON COLUMN blamed."descriptors" IS 'Descriptors of its transfers.';
@@ -1041,7 +1054,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '98579 letters, sha256 e24f234a5d6de6da5105754478da943761ba073248977f24bcabc576b3fb0b69';
+CREATE MACRO walk_common_sql() AS '99651 letters, sha256 864d653837d33c8d7620780ff5412a8eab3018d10166fcff6972ed92b300f9e7';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28021 letters, sha256 7ba22a648b2ba8502df7bc2614c9a9760802a6ce6f09ceae130e378d0d0aa27c';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
