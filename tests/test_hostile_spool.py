@@ -45,7 +45,7 @@ def test_an_amount_that_nothing_has_costs_its_record_alone(
 ) -> None:
     """One such number kept every request of the store from being analysed, or from being walked in SQL."""
     emitted.emit(tmp_path / "spool", push(name="whole").at(70, stage, "hostile", *payload, process=process))
-    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=analyze.analyze)
+    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=analyze.worked_out)
 
     assert [said.partition(".kvt: ")[2] for said in recorder.stats.messages] == [SAID]
     with Store.open(tmp_path / "run.duckdb") as store:
@@ -80,7 +80,7 @@ def test_a_number_of_ranks_that_is_none_costs_no_answer(tmp_path: Path, ranks: s
     """One such fact of one process kept every request of the store from being analysed."""
     monkeypatch.setitem(emitted.FACTS, D, {**emitted.FACTS[D], "tp_size": ranks})
     emitted.emit(tmp_path / "spool", push(name="whole"))
-    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=analyze.analyze)
+    recorder = record_once(tmp_path / "run.duckdb", tmp_path / "spool", analysis=analyze.worked_out)
 
     assert recorder.stats.messages == []
     with Store.open(tmp_path / "run.duckdb") as store:
