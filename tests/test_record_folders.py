@@ -146,7 +146,8 @@ def test_the_spool_of_what_has_not_begun_to_write_is_kept_and_its_process_named(
 ) -> None:
     """An engine takes half a minute to start; it made the folder anew, and wrote where nobody reads."""
     store, begin, done = (tmp_path / name for name in ("run.duckdb", "begin", "done"))
-    late = f"until [ -e {begin} ]; do sleep 0.05; done; {shlex.join(emitter)} 2 0 0 >{done}.part; mv {done}.part {done}"
+    late = f"for _ in $(seq 600); do [ -e {begin} ] && break; sleep 0.05; done; "
+    late += f"{shlex.join(emitter)} 2 0 0 >{done}.part; mv {done}.part {done}"
     command = f"setsid bash -c {shlex.quote(late)} >/dev/null 2>&1 </dev/null & echo $!"
     ended = run("-o", store, "--", "bash", "-c", command)
 
@@ -163,7 +164,7 @@ def test_the_spool_of_what_has_not_begun_to_write_is_kept_and_its_process_named(
 
 def test_a_signal_while_what_the_command_left_is_waited_for_ends_that_and_the_store_is_told_of(tmp_path: Path) -> None:
     store, told = tmp_path / "run.duckdb", tmp_path / "told"
-    left = f"trap 'touch {told}; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    left = f"trap 'touch {told}; exit' TERM; echo ready; for _ in $(seq 600); do sleep 0.05; done"
     process = start("-o", store, "--", "bash", "-c", f"bash -c {shlex.quote(left)} & exit 3")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
