@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrace import stages
+from kvtrace.division import EMPTY_TURN_NS, INTAKE_NS, TURN_NS
 from kvtrace.model import Event
 from tests.trace import MS, D, P, Trace, pull, push
 
@@ -52,11 +54,14 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     for index in range(requests):
         at_ms += rng.expovariate(1 / gap_ms)
         trace = _request(made, index)
-        made.events += _renumbered(made, trace.later(round(at_ms, 3), 20 * (index + 1)))
+        made.events += _chunked(_renumbered(made, trace.later(round(at_ms, 3), 20 * (index + 1))))
     made.events += _beside(made, at_ms)
     made.events = [event for event in made.events if event.stage not in absent]
     _spoil(made)
-    made.events += list(_without_processor(made))  # behind the rest, which is what it was without it
+    # Behind the rest, which is what it was without it.
+    made.events += list(_without_processor(made))
+    made.events = list(_queued(made))
+    made.events += list(_shaken(made))
     made.events.sort()
     return made
 
@@ -76,10 +81,6 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
             for event in trace.events
         ]
     trace.events = _starved(made, trace.events)
-    waiting = random.Random(name)
-    if waiting.random() < 0.005:  # few, since SQL answers for none of them
-        waited_ns = int(waiting.expovariate(1 / 8) * MS)
-        trace.events = [e._replace(d=waited_ns) if e.stage.endswith(".enqueued") else e for e in trace.events]
     happened = rng.random()
     if happened < 0.06:
         trace.at(rng.uniform(20, 60), stages.DECODE_ABORTED, d).at(rng.uniform(20, 60), stages.ROUTER_CANCELLED, name)
@@ -150,6 +151,80 @@ def _without_processor(made: Scene) -> Iterator[Event]:
             yield event._replace(
                 stage=stages.NOTICE_STARVED.name, a=0, b=starved_ns, c=starved_ns + longer_ns, d=0, ref=""
             )
+
+
+def _queued(made: Scene) -> Iterator[Event]:
+    """Yield the events, some requests having waited in a core's queue: for exactly a threshold, from exactly a step's
+    begin or end or that of the turn behind it, or for any time.
+    """  # noqa: D205
+    rng = random.Random(f"{made.number}-{len(made.events)}-queue")
+    around = sorted(e.t_ns for e in made.events if e.stage in ("step.scheduled", "step.ended"))
+    for event in made.events:
+        if not event.stage.endswith(".enqueued") or rng.random() < 0.6:
+            yield event
+            continue
+        before = around[max(0, bisect_left(around, event.t_ns) - rng.randrange(1, 9))]
+        since_ns = before + rng.choice((-1, 0, 1, TURN_NS, EMPTY_TURN_NS))
+        waited_ns = (INTAKE_NS - 1, INTAKE_NS, event.t_ns - since_ns, int(rng.expovariate(1 / 8) * MS))
+        yield event._replace(d=max(0, rng.choice(waited_ns)))
+
+
+def _shaken(made: Scene) -> Iterator[Event]:
+    """Yield handshakes around the time at which a transfer was prepared: with its peer or another, by any worker."""
+    rng = random.Random(f"{made.number}-{len(made.events)}-hands")
+    for event in made.events:
+        if event.stage not in ("transfer.prepared", "decode.load_failed") or rng.random() < 0.95:
+            continue
+        at_ns = event.t_ns
+        for _ in range(rng.randrange(1, 4)):
+            at_ns -= int(rng.choice((0, 0.3, rng.expovariate(1 / 5))) * MS)
+            ref = f"{rng.choice('pddd' if event.process - made.first_process == P else 'pppd')}{made.number}"
+            process = rng.choice((event.process, event.process, event.process + 3))
+            blank = event._replace(
+                process=process, request="", ref=rng.choice((ref, ref, "elsewhere")), a=0, b=0, c=0, d=0
+            )
+            yield blank._replace(t_ns=at_ns, stage=stages.HANDSHAKE_STARTED.name)
+            if rng.random() < 0.998:
+                took_ns = int(rng.choice((0.3, rng.expovariate(1 / 3))) * MS)
+                yield blank._replace(t_ns=at_ns + took_ns, stage=stages.HANDSHAKE_ENDED.name)
+
+
+def _chunked(events: list[Event]) -> list[Event]:
+    """Return a request's events, now and then with several steps in place of its one on P or on D.
+
+    They follow each other at once, after exactly a turn, a moment more, or before the one before it is over.
+    """
+    rng = random.Random(f"{events[0].t_ns}-{len(events)}")
+    made = [e for e in events if e.stage in ("prefill.scheduled", "decode.scheduled")]
+    if not made or rng.random() < 0.93:
+        return events
+    own = rng.choice(made)
+    step = [e for e in events if e.stage.startswith("step.") and (e.a, e.process) == (own.a, own.process)]
+    stamped = {event.stage: event for event in step}
+    if len(stamped) < len(step) or len(step) < 5:
+        return events
+    chunks, begin, end = rng.randrange(2, 5), stamped["step.scheduled"], stamped["step.ended"]
+    width_ns, size = (end.t_ns - begin.t_ns) // chunks, own.d // chunks
+    kept = [event for event in events if event is not own and event not in step]
+    at_ns = begin.t_ns
+    for number in range(chunks):
+        is_last = number == chunks - 1
+        a, tokens = own.a - chunks + 1 + number, own.d - number * size if is_last else size
+        kept.append(own._replace(t_ns=at_ns, a=a, b=tokens, c=number * size))
+        kept.append(begin._replace(t_ns=at_ns, a=a, b=rng.choice((tokens, tokens, 0))))
+        parts = sorted(rng.choices((0, 0.1, 0.3, 0.5, 0.7, 0.9), k=4))
+        for stage, part in zip(("started", "forwarded", "connected", "ended"), parts, strict=True):
+            event = stamped[f"step.{stage}"]
+            if stage == "connected" and rng.random() < 0.3:
+                event = event._replace(c=width_ns // 2, d=width_ns // rng.choice((5, 20)))
+            is_kept = is_last and stage != "started"
+            kept.append(event._replace(a=a, t_ns=event.t_ns if is_kept else at_ns + int(part * width_ns)))
+        over_ns = at_ns + int(parts[3] * width_ns)
+        gap_ns = rng.choice((0, 0, 1, TURN_NS, TURN_NS + 1, -width_ns // 4, width_ns // 5))
+        if rng.random() < 0.05:
+            kept.append(begin._replace(t_ns=over_ns + 13, a=own.a - 10))
+        at_ns = max(at_ns + 1, over_ns + gap_ns)
+    return kept
 
 
 def _whole_ids(trace: Trace, name: str) -> Trace:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from kvtrace import stages
 from kvtrace.schema.shape import text
-from kvtrace.schema.walk import company, gather, long, pairs, parts, path, points
+from kvtrace.schema.walk import chunks, company, gather, handshakes, long, pairs, parts, path, points
 from kvtrace.schema.walk.parts import Part
 from kvtrace.schema.walk.plan import NUMBER
 
 _KEPT = (
     "proc", "emitting", "again", "made", "naming", "x", "r", "strange", "looks", "awake", "o", "l0", "l2", "pieces",
-    "blocked", "s0", "s2",
+    "blocked", "s0", "s2", "k0", "hands", "own0", "own4", "spans",
 )  # fmt: skip
 
 
@@ -21,7 +21,8 @@ def chain(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     """Return all CTEs from events to `v`, in order."""
     return [
         *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *company.strange(),
-        *company.looked(), *pairs.surroundings(), *points.placed(), *path.walked(edges), *parts.divided(),
+        *company.looked(), *pairs.surroundings(), *handshakes.seen(), *points.placed(), *path.walked(edges),
+        *parts.divided(),
     ]  # fmt: skip
 
 
@@ -50,14 +51,16 @@ def segments(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
         for part in parts.parts(edges)
         if part.cause is not stages.WRITER_BUSY
     )
+    longs = long.listed(NUMBER[stages.READY.name])
     picked, staged = NUMBER[stages.SENDER_PICKED.name], NUMBER[stages.PREFILL_STAGED.name]
-    answer = f"""SELECT base, reason, longs, sender, pe,
+    answer = f"""SELECT base, reason, longs, chunked, sender, pe, de, mode, has_x, shaking, h_since, h_until,
     list_filter([CASE WHEN sender_seen AND q_sender_picked = {staged} AND s_sender_picked < sender_picked
         THEN {{'since': s_sender_picked, 'until': sender_picked}} END,
       CASE WHEN sender_seen AND q_transfer_matched IN ({picked}, {staged}) AND m_arrival < transfer_matched
         THEN {{'since': m_arrival, 'until': transfer_matched}} END], lambda x: x IS NOT NULL) AS waits,
     list_filter([{listed}], lambda x: x IS NOT NULL) AS parts
-  FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""
+  FROM (SELECT *, coalesce(met_since < h_until AND met_until > h_since, false) AS shaking
+    FROM (SELECT *, {handshakes.columns()}, {longs} AS longs, {chunks.listed()} AS chunked FROM v))"""
     shared = [("o", answer), *long.rows(), *long.senders(), ("z", _SEGMENTS)]
     return written(edges, shared, _CAUSED)
 
@@ -99,7 +102,7 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
         f"CASE WHEN {part.when} AND {part.start} < {part.end} THEN {part.end} END"
         for part in found if part.when in whens
     )  # fmt: skip
-    answer = f"""SELECT base, client, mode, pe, de, reason, begin_ns, n0, token_ns, longs,
+    answer = f"""SELECT base, client, mode, pe, de, reason, begin_ns, n0, token_ns, longs, chunked,
     {of(stages.Class.RUN)} AS run_ns, {of(stages.Class.QUEUE)} AS queue_ns,
     {of(stages.Class.TRANSFER)} AS transfer_ns, {unknown(found)} AS unattributed_ns,
     CASE WHEN has_x OR untold THEN 0 ELSE {unseen} END AS unseen_ns,
@@ -108,7 +111,7 @@ def requests(edges: Sequence[stages.Edge] = stages.EDGES) -> str:
     {total([part for part in found if part.cause is stages.WIRE])} AS wire_ns, greatest({detected}) AS detected_ns,
     transfer_arrived AS arrived, bracket_low, bracket_high,
     router_received IS NOT NULL AND (router_first_token IS NOT NULL OR n0 IS NULL) AS by_router
-  FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs FROM v)"""
+  FROM (SELECT *, {long.listed(NUMBER[stages.READY.name])} AS longs, {chunks.listed()} AS chunked FROM v)"""
     shared = [("o", answer), *long.rows(), ("lsum", _LONG_SUM), ("z", _WHOLE), ("y", _WALKED)]
     return written(edges, shared, _FINAL)
 
@@ -117,20 +120,27 @@ _SEGMENTS = """SELECT base, p.cause AS cause, p.since AS since, p.until AS until
     SELECT base, unnest(parts) AS p FROM o ANTI JOIN blocked USING (base) WHERE reason IS NULL)
   UNION ALL SELECT base, cause, since, stop FROM pieces JOIN o USING (base) ANTI JOIN blocked USING (base)
     WHERE reason IS NULL
-  UNION ALL SELECT base, cause, since, until FROM asleep JOIN o USING (base) ANTI JOIN blocked USING (base)
+  UNION ALL SELECT base, cause, since, until FROM covered JOIN o USING (base) ANTI JOIN blocked USING (base)
     WHERE reason IS NULL"""
 
 _CAUSED = """SELECT base AS request_id, c.class, z.cause, c."where", since AS start_ns, until AS end_ns
 FROM z JOIN cause AS c ON c.cause = z.cause"""
 
-_QUEUES = "('prefill.queue', 'decode.queue')"
-_LONG_SUM = f"""SELECT p.base, coalesce(sum(stop - since) FILTER (cause IN {_QUEUES}), 0)::BIGINT AS queue_ns,
+
+def _of(kind: stages.Class) -> str:
+    return ", ".join(text(cause.name) for cause in stages.CAUSES if cause.kind is kind)
+
+
+_LONG_SUM = f"""SELECT p.base,
+    coalesce(sum(stop - since) FILTER (cause IN ({_of(stages.Class.RUN)})), 0)::BIGINT AS run_ns,
+    coalesce(sum(stop - since) FILTER (cause IN ({_of(stages.Class.QUEUE)})), 0)::BIGINT AS queue_ns,
     coalesce(sum(stop - since) FILTER (cause = 'unattributed'), 0)::BIGINT AS unattributed_ns,
     coalesce(sum(greatest(0, least(stop, o.unseen_span[2]) - greatest(since, o.unseen_span[1])))
       FILTER (cause = 'unattributed' AND o.unseen_span IS NOT NULL), 0)::BIGINT AS unseen_ns
   FROM pieces AS p JOIN o USING (base) GROUP BY p.base"""
 
-_WHOLE = """SELECT base, client, mode, begin_ns, token_ns, by_router, run_ns, transfer_ns,
+_WHOLE = """SELECT base, client, mode, begin_ns, token_ns, by_router,
+    transfer_ns, o.run_ns + coalesce(l.run_ns, 0) AS run_ns,
     coalesce(np.engine, '') AS p_engine, coalesce(nd.engine, '') AS d_engine,
     o.queue_ns + coalesce(l.queue_ns, 0) AS queue_ns, o.unattributed_ns + coalesce(l.unattributed_ns, 0) AS unknown_ns,
     CASE WHEN arrived IS NOT NULL AND (transfer_ns > 0 OR detected_ns > 0)

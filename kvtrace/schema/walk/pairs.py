@@ -48,19 +48,4 @@ def surroundings() -> list[tuple[str, str]]:
       unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de, why IN ({_APART}) AS anywhere, fast_low, message_low
     FROM judged WHERE NOT ({_KNOWN})) GROUP BY pe, de, anywhere""",
         ),
-        (
-            "meetings",
-            f"""SELECT eno, peer, min(since) AS since, max(until) AS until FROM (SELECT p.eno, "ref" AS peer, process,
-      min(t_ns) AS since, CASE WHEN max(t_ns) FILTER (stage = 'handshake.started')
-        >= coalesce(max(t_ns) FILTER (stage = 'handshake.ended'), 0) THEN {NEVER_NS} ELSE max(t_ns) END AS until
-    FROM event JOIN proc AS p USING (process) WHERE {among(stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)}
-    GROUP BY p.eno, "ref", process) GROUP BY eno, peer""",
-        ),
-        (
-            "met",
-            """SELECT pe, de, min(since) AS since, max(until) AS until FROM (
-      SELECT unnest([m.eno, n.eno]) AS pe, unnest([n.eno, m.eno]) AS de, since, until FROM meetings AS m
-        JOIN (SELECT eno, engine FROM naming UNION SELECT 0, '') AS n ON n.engine = m.peer)
-  GROUP BY pe, de""",
-        ),
     ]

@@ -17,8 +17,6 @@ from kvtrace.schema.walk.path import APART
 from kvtrace.schema.walk.plan import NUMBER, column, nodes
 from kvtrace.splits import JOIN_NS
 
-_PLAIN = ("", "handshake", "copy", "prefill.intake", "decode.intake")
-
 
 class Part(NamedTuple):
     """A stretch of the path in columns: it counts where `when` holds and it begins before it ends."""
@@ -31,7 +29,7 @@ class Part(NamedTuple):
     """Whether no direct predecessor was there: such a stretch is unattributed."""
 
 
-def _waits(after: stages.Stage, *before: stages.Stage) -> str:
+def waits(after: stages.Stage, *before: stages.Stage) -> str:
     """Return the condition that the path waits for `after` since one of those."""
     return f"q_{column(after.name)} IN ({', '.join(str(NUMBER[one.name]) for one in before)})"
 
@@ -57,19 +55,19 @@ _R_NEAR = ("ps_over", "ps_turn", "ps_b1_over", "ps_b1_turn")
 def divided() -> list[tuple[str, str]]:
     """Return the CTEs `h` and `v`: where each wait divides, which have many steps in them, what cannot be told."""
     s = stages
-    on_p, on_a = _waits(s.PREFILL_BEGUN, s.PREFILL_ENQUEUED), _waits(s.DECODE_ALLOCATED, s.DECODE_ENQUEUED)
-    on_d = _waits(s.DECODE_BEGUN, s.READY, s.LOAD_FAILED, s.DECODE_ENQUEUED)
-    on_r = f"{_waits(s.PREFILL_STAGED, s.PREFILL_FINISHED)} AND p_has_steps"
-    on_m = _waits(s.MATCHED, s.SENDER_PICKED, s.PREFILL_STAGED)
+    on_p, on_a = waits(s.PREFILL_BEGUN, s.PREFILL_ENQUEUED), waits(s.DECODE_ALLOCATED, s.DECODE_ENQUEUED)
+    on_d = waits(s.DECODE_BEGUN, s.READY, s.LOAD_FAILED, s.DECODE_ENQUEUED)
+    on_r = f"{waits(s.PREFILL_STAGED, s.PREFILL_FINISHED)} AND p_has_steps"
+    on_m = waits(s.MATCHED, s.SENDER_PICKED, s.PREFILL_STAGED)
     sd, sp, sr, sm = "s_decode_begun", "s_prefill_begun", "s_prefill_staged", "s_transfer_matched"
     apart = (
-        f"coalesce(ps_sched <= {sr} AND (ps_a1_sched IS NULL OR ps_a1_sched > {sr}) "
+        f"coalesce(NOT p_chunked AND ps_sched <= {sr} AND (ps_a1_sched IS NULL OR ps_a1_sched > {sr}) "
         "AND (ps_a2_sched IS NULL OR ps_a2_sched >= prefill_staged), false)"
     )
     columns = {
-        "wp_long": f"coalesce({on_p} AND {sp} IS NOT NULL AND ps_b1_sched > {sp}, false)",
+        "wp_long": f"coalesce({on_p} AND {sp} IS NOT NULL AND (ps_b1_sched > {sp} OR p_chunked), false)",
         "wp_u": f"CASE WHEN {on_p} THEN {_until(sp, 'prefill_begun', _P_NEAR)} END",
-        "wd_long": f"coalesce({on_d} AND {sd} IS NOT NULL AND ds_b1_sched > {sd}, false)",
+        "wd_long": f"coalesce({on_d} AND {sd} IS NOT NULL AND (ds_b1_sched > {sd} OR d_chunked), false)",
         "wd_u": f"CASE WHEN {on_d} THEN {_until(sd, 'decode_begun', _D_NEAR)} END",
         "wa_long": f"coalesce({on_a} AND s_decode_allocated < decode_allocated AND da_next < decode_allocated, false)",
         "wa_u": f"CASE WHEN {on_a} THEN {_until('s_decode_allocated', 'decode_allocated', _A_NEAR)} END",
@@ -77,6 +75,14 @@ def divided() -> list[tuple[str, str]]:
         "wr_run": f"CASE WHEN {on_r} AND {apart} THEN CASE WHEN {sr} < ps_over THEN least(ps_over, prefill_staged) "
         f"WHEN {sr} < ps_b1_over THEN least(ps_b1_over, prefill_staged) ELSE {sr} END END",
         "wr_u": f"CASE WHEN {on_r} AND {apart} THEN {_until(sr, 'prefill_staged', _R_NEAR)} END",
+        **{
+            f"wq_{side}_at": f"CASE WHEN {waits(enqueued, *before)} AND {side[0]}_intake IS NOT NULL "
+            f"THEN greatest(s_{side}_enqueued, {side}_enqueued - {side[0]}_intake) ELSE {side}_enqueued END"
+            for side, enqueued, before in (
+                ("prefill", s.PREFILL_ENQUEUED, (s.ROUTER_PREFILL_SENT, s.PREFILL_HTTP_RECEIVED)),
+                ("decode", s.DECODE_ENQUEUED, (s.ROUTER_DECODE_SENT, s.DECODE_HTTP_RECEIVED)),
+            )
+        },
         "sender_seen": "coalesce((sender, pe) IN (SELECT (process, eno) FROM awake), false)",
         "m_arrival": f"least(greatest(coalesce(registered, {sm}), {sm}), transfer_matched)",
         "m_at": f"CASE WHEN {on_m} THEN greatest({sm}, router_decode_sent, decode_http_received, decode_enqueued) END",
@@ -103,14 +109,15 @@ def _listed(columns: dict[str, str]) -> str:
 
 def _odd() -> str:
     """Return what of a path cannot be told in columns, as branches of a CASE."""
-    from_ready = _waits(stages.DECODE_BEGUN, stages.READY)
-    waited = _waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
+    from_ready = waits(stages.DECODE_BEGUN, stages.READY)
+    waited = waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
     return f"""WHEN apart THEN '{APART}' WHEN n0 IS NULL THEN NULL
       WHEN many OR noticed_often THEN 'many of one point'
       WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL) THEN 'several ranks'
       WHEN d_sent IS NOT NULL AND message_unsure < coalesce(least, {NEVER_NS}) AND {waited}
         AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
-      WHEN met_since <= token_ns AND met_until >= begin_ns THEN 'a handshake meanwhile'
+      WHEN {waited} AND d_met_since < m_arrival AND d_met_until > s_transfer_matched
+        THEN 'a handshake that a registration waited for'
       WHEN (wp_u < prefill_begun AND NOT wp_long AND p_look < prefill_begun)
         OR (wd_u < decode_begun AND NOT wd_long AND NOT {from_ready} AND d_look < decode_begun)
         OR (wa_u < decode_allocated AND NOT wa_long AND d_look < decode_allocated) THEN 'blocks'
@@ -130,7 +137,7 @@ def parts(edges: Sequence[stages.Edge]) -> list[Part]:
         found.append(Part(s.UNKNOWN, f"{chosen} >= 64", since, name, strayed=True))
         for edge in node.incoming:
             when = f"{chosen} = {NUMBER[edge.before.name]}"
-            if edge.split in _PLAIN:
+            if edge.split in ("", "copy"):  # requests with copies are declined, so nothing divides the report of others
                 found += _by_processor(Part(edge.cause, when, since, name), _lacked(edge.cause, since, name))
             elif edge.split == "join":
                 held = f"router_prefill_returned BETWEEN {since} + {JOIN_NS} AND {name}"
@@ -144,11 +151,15 @@ def parts(edges: Sequence[stages.Edge]) -> list[Part]:
 
 def _of_split(edge: stages.Edge, when: str, since: str, name: str) -> list[Part]:
     s = stages
+    if edge.split == "handshake":
+        return [Part(edge.cause, f"{when} AND NOT shaking", since, name)]
     side, _, kind = edge.split.partition(".")
     if kind == "wait":
         wait = "wp" if side == "prefill" else "wa" if edge.after is s.DECODE_ALLOCATED else "wd"
         when = f"{when} AND NOT {wait}_long"
         return [Part(edge.cause, when, since, f"{wait}_u"), Part(s.UNKNOWN, when, f"{wait}_u", name)]
+    if kind == "intake":
+        return [Part(edge.cause, when, since, f"wq_{side}_at")]
     if kind == "steps":
         return _steps(side, when, since, name)
     if kind == "tail":
@@ -200,6 +211,7 @@ def _by_processor(part: Part, lacked: str) -> list[Part]:
 def _steps(side: str, when: str, since: str, name: str) -> list[Part]:
     s = stages
     own = "ps" if side == "prefill" else "ds"
+    when = f"{when} AND NOT {side[0]}_chunked"
     began = f"least(greatest({since}, coalesce(nullif({own}_started, 0), {own}_sched)), {name})"
     runs = f"least({began} + greatest(0, {own}_ahead), {name})"
     connector = Part(s.STEP_CONNECTOR, when, began, runs)

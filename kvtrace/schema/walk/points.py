@@ -62,8 +62,7 @@ def joined() -> list[tuple[str, str]]:
       WHEN p_matched_n > 0 OR d_sent IS NOT NULL OR d_queued IS NOT NULL OR p_picked_n > 0 THEN 'push'
       WHEN d_loading_n > 0 THEN 'pull' WHEN f_mode_ref > 0 THEN ['push', 'pull', 'local'][f_mode_ref]
       WHEN has_d AND NOT has_p AND d_enq IS NOT NULL AND d_remote = 0 THEN 'local' ELSE 'unknown' END AS mode,
-    has_d OR p_ref1 = hash(d_request) OR f_request = d_request OR p_request = d_request AS has_read,
-    CASE WHEN p_own_sched_n = 1 THEN pe END AS p_made, CASE WHEN d_own_sched_n = 1 THEN de END AS d_made
+    has_d OR p_ref1 = hash(d_request) OR f_request = d_request OR p_request = d_request AS has_read
   FROM j""",
         ),
         (
@@ -73,8 +72,8 @@ def joined() -> list[tuple[str, str]]:
     coalesce(np.engine, '') AS p_engine, coalesce(nd.engine, '') AS d_engine, np.ranks AS p_ranks, nd.ranks AS d_ranks,
     coalesce(np.tied, false) OR coalesce(nd.tied, false) AS tied, {_ALIKE} AS alike
   FROM moded AS m
-    LEFT JOIN made AS sp ON sp.eno = m.p_made AND sp.step = m.p_own_step AND sp.sched = m.p_own_at
-    LEFT JOIN made AS sd ON sd.eno = m.d_made AND sd.step = m.d_own_step AND sd.sched = m.d_own_at
+    LEFT JOIN made AS sp ON sp.eno = m.pe AND sp.step = m.p_own_step AND sp.sched = m.p_own_at
+    LEFT JOIN made AS sd ON sd.eno = m.de AND sd.step = m.d_own_step AND sd.sched = m.d_own_at
     LEFT JOIN proc AS q ON q.process = m.x_p0
     LEFT JOIN naming AS np ON np.eno = m.pe LEFT JOIN naming AS nd ON nd.eno = m.de""",
         ),
@@ -93,7 +92,7 @@ def _step_columns(side: str) -> str:
 
 def _unusual() -> str:
     """Return SQL for what of a request by itself keeps it from being walked here; the first reason counts."""
-    return f"""CASE
+    return """CASE
       WHEN (SELECT bool_or(imported <> '' AND engine = '') FROM proc) OR f_has_client OR p_begun_n > 0
         OR p_handed_n > 0 OR d_begun_n > 0
         THEN 'imported points'
@@ -101,12 +100,10 @@ def _unusual() -> str:
       WHEN p_k0 <> p_k1 OR d_k0 <> d_k1 OR p_mixed OR d_mixed OR (has_p AND p_own_n = 0)
         THEN 'engines that are both sides'
       WHEN p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
-      WHEN p_intake >= {INTAKE_NS} OR d_intake >= {INTAKE_NS} THEN 'a wait in the core''s queue'
       WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR x_bytes0 <> x_bytes OR x_at_post0 <> x_at_post OR (p_x_n > 0 AND d_x_n > 0)
         OR (mode = 'push' AND d_enq IS NOT NULL AND (x_ref0 <> x_ref1 OR x_ref1 <> hash(d_request)))
         OR (alike AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
       WHEN f_p_http_n > 1 OR f_d_http_n > 1 OR f_p_asked <= f_p_http OR f_d_asked <= f_d_http THEN 'several exchanges'
-      WHEN p_own_sched_n > 1 OR d_own_sched_n > 1 THEN 'several steps of its own'
       WHEN (p_told_n > 0 AND d_told_n > 0) OR (told_n > 1 AND told_p0 <> told_p1) THEN 'several notified'
       WHEN tied THEN 'steps made up at one moment' END"""
 
@@ -115,17 +112,18 @@ def _settled() -> str:
     """Return what needs no knowledge of other requests: derived points, the transfer's signs, points settled so far."""
     has_x = "x_started_mx IS NOT NULL AND x_failed_n = 0"
     is_own = "d_own_c + d_own_b >= d_own_d"
+    begun = f"CASE WHEN {is_own} AND ds_sched IS NOT NULL THEN d_own_at0 END"
     signs = "x_done_mx, x_probed, CASE WHEN mode = 'push' THEN told_mn END, CASE WHEN x_at_post = 1 THEN x_ended_mx END"
     return f"""{has_x} AS has_x, least({signs}) AS seen_ns,
     length(CASE WHEN x_bytes = 0 OR x_bytes IS NULL THEN '' ELSE bin(x_bytes) END) AS x_size,
-    CASE WHEN p_own_c < p_own_d THEN ps_sched END AS prefill_begun,
+    CASE WHEN p_own_c < p_own_d AND ps_sched IS NOT NULL THEN p_own_at0 END AS prefill_begun,
     CASE WHEN p_own_c < p_own_d AND ps_forwarded <> 0 THEN ps_forwarded END AS prefill_computed,
-    CASE WHEN {is_own} THEN ds_sched END AS decode_begun,
+    {begun} AS decode_begun,
     CASE WHEN {is_own} AND ds_forwarded <> 0 THEN ds_forwarded END AS decode_computed,
     CASE WHEN {is_own} AND ds_ended <> 0 THEN ds_ended END AS decode_sampled,
     {latest("f_sent_p", "coalesce(f_p_http, p_enq)")} AS router_prefill_sent,
     {latest("f_sent_d", "coalesce(f_d_http, d_enq)")} AS router_decode_sent,
-    {latest("d_ready", f"CASE WHEN {is_own} THEN ds_sched END")} AS decode_ready,
+    {latest("d_ready", begun)} AS decode_ready,
     CASE WHEN has_read THEN d_received_n END AS received_n, CASE WHEN has_read THEN d_received_mn END AS received_mn,
     CASE WHEN has_read THEN d_received_mx END AS received_mx"""
 
@@ -190,6 +188,8 @@ def _kept() -> str:
     other = f"""base, has_f, coalesce(f_client, '') AS client, mode, pe, de,
     {_unusual()} AS alone, {_ids()},
     has_x, seen_ns, x_size, p_has_steps, d_steps_begun, p_look, d_look, p_allocated, d_sent, read_ns, received_mx,
+    {", ".join(f"CASE WHEN {side}_intake >= {INTAKE_NS} THEN {side}_intake END AS {side}_intake" for side in "pd")},
+    coalesce(p_own_sched_n > 1, false) AS p_chunked, coalesce(d_own_sched_n > 1, false) AS d_chunked,
     d_reader AS reader, x_started_mx AS started_ns, x_ended_mx AS ended_ns,
     greatest(x_started_mx, coalesce(x_pending + coalesce(x_offset, 0), 0)) AS wire_low,
     d_enq IS NOT NULL AND d_remote = 0 AS untold, d_own_c + 1 < d_own_d AS has_prompt,
@@ -247,6 +247,7 @@ def placed() -> list[tuple[str, str]]:
     CASE WHEN da.sched IS NULL THEN d_steps_begun ELSE da.a1_sched END AS da_next,
     fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
     least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until,
+    m.d_since AS d_met_since, m.d_until AS d_met_until,
     CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x,
     ld.n > 1 AND NOT several AS noticed_often,
     lp.copies > 0 OR ld.copies > 0 AS has_copies,
