@@ -1041,9 +1041,9 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '98579 letters, sha256 e24f234a5d6de6da5105754478da943761ba073248977f24bcabc576b3fb0b69';
+CREATE MACRO walk_common_sql() AS '99662 letters, sha256 e4f14e5187662d7aaeeff842cdbde7a7c052d002f33339d8e2e80f30f7de010e';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
-CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '28021 letters, sha256 7ba22a648b2ba8502df7bc2614c9a9760802a6ce6f09ceae130e378d0d0aa27c';
+CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '32968 letters, sha256 fc33c43f7ae79e582748fdfdb90816a859f974bd894b5a8e8f0b385f5b2908aa';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
-CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '42143 letters, sha256 991a0be676e2d321422b30b65ee1aa0daad55a1f2ad71cd5b1fe3361baff4a1f';
+CREATE OR REPLACE MACRO walk_segment_sql() AS walk_common_sql() || '48739 letters, sha256 2191e7c0bedb84ffee57c59ad0e9e18e08b44ab200718091895e9a2eff35efbd';
 COMMENT ON MACRO walk_segment_sql IS 'The statement that view walk_segment stands for.';
