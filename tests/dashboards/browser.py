@@ -79,9 +79,12 @@ class Tab:
         )
 
     async def picture(self, width: int, height: int) -> bytes:
-        """Return the page's upper left part as a PNG."""
+        """Return the page's upper left part as a PNG; beyond its size there is nothing.
+
+        To look beyond would give the page another size, and leave tables empty until they have noticed.
+        """
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        reply = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        reply = await self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=False)
         return base64.b64decode(reply["data"])
 
 
