@@ -13,8 +13,10 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def figure(value: float) -> str:
     """Return a number with three significant digits, and with all of those before the point: 0.412, 8.41, 2,375."""
+    value = round(value, _DECIMALS_MOST) or 0  # of no sign where nothing of it is shown
     decimals = 0
-    while value and decimals < _DECIMALS_MOST and abs(round(value, decimals)) < 10 ** (_DIGITS - 1 - decimals):
+    # One more decimal stays where it does not make the number so large that it needs none.
+    while value and decimals < _DECIMALS_MOST and abs(round(value, decimals + 1)) < 10 ** (_DIGITS - 1 - decimals):
         decimals += 1
     return f"{value:,.{decimals}f}"
 

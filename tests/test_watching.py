@@ -129,6 +129,27 @@ def test_a_request_is_over_when_the_answers_know_its_end(tmp_path: Path) -> None
     assert told == [[], ["kvt-a"]]
 
 
+def test_a_request_whose_end_is_read_late_is_told_by_answers_that_know_it(tmp_path: Path) -> None:
+    """A spool that is brought from elsewhere may bring old ends while an analysis is under way."""
+    looking = Looking()
+    audience = Audience([looking], pytest.fail)
+    with (
+        Store.open(exported.write(tmp_path / "before.duckdb")) as before,
+        Store.open(exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))) as store,
+    ):
+        audience.took_in(time.time_ns())
+        audience.analysis_begins()
+        audience.took(store, store.arrow("SELECT * FROM event"))
+        told = []
+        for answered in (before, store):
+            audience._next_s = 0.0
+            audience.analyzed(answered, Stats())
+            told.append(list(looking.ids))
+            audience.analysis_begins()
+
+    assert told == [[], ["kvt-a"]]
+
+
 def test_an_observer_that_fails_is_noted_and_the_recording_goes_on(tmp_path: Path) -> None:
     emit(tmp_path / "spool", push(name="kvt-a"))
     recording = recorder(tmp_path, Looking(ValueError("no <b>luck</b>")), looking := Looking())

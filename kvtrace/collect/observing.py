@@ -67,6 +67,7 @@ class Audience:
         self._observers = list(observers)
         self._notice = notice
         self._ended: dict[str, int] = {}  # by possible request id, when its end was seen
+        self._ended_meanwhile: dict[str, int] = {}  # those that came since an analysis began: its answers lack them
         self._told: dict[tuple[str, int], None] = {}  # in order of telling
         self._newest_ns = 0
         self._taken_in_ns = 0
@@ -80,6 +81,7 @@ class Audience:
     def analysis_begins(self) -> None:
         """Learn that the next answers know only what is in the store by now."""
         self._known_ns = self._taken_in_ns
+        self._note_meanwhile()
 
     def took(self, store: Store, events: pa.Table) -> None:
         """Pass on events that were committed."""
@@ -88,11 +90,12 @@ class Audience:
         import pyarrow.compute as pc  # costs every recording a twentieth of a second at its start
 
         self._newest_ns = max(self._newest_ns, pc.max(events.column("t_ns")).as_py() or 0)
+        ended = self._ended if self._known_ns is None else self._ended_meanwhile
         ends = events.filter(pc.is_in(events.column("stage").cast(pa.string()), _ENDS))
         names, times = (ends.column(name).cast(to) for name, to in (("request", pa.string()), ("t_ns", pa.int64())))
         for name, t_ns in zip(names.to_pylist(), times.to_pylist(), strict=True):
             for base in (name, *base_ids(name)):
-                self._ended[base] = max(t_ns, self._ended.get(base, 0))
+                ended[base] = max(t_ns, ended.get(base, 0))
         for observer in self._observers:
             self._guarded(observer, partial(observer.took, store, events))
 
@@ -101,11 +104,18 @@ class Audience:
         known_ns, self._known_ns = self._taken_in_ns if self._known_ns is None else self._known_ns, None
         if not self._observers or (time.monotonic() < self._next_s and not is_last):
             return
+        if is_last:
+            self._note_meanwhile()
         self._next_s = time.monotonic() + _IDLE_S
         # By what the answers know: an analysis may take longer than points need to arrive.
         keys = self._over(store, known_ns, is_last=is_last)
         for observer in self._observers:
             self._guarded(observer, partial(observer.over, store, keys, stats))
+
+    def _note_meanwhile(self) -> None:
+        for name, t_ns in self._ended_meanwhile.items():
+            self._ended[name] = max(t_ns, self._ended.get(name, 0))
+        self._ended_meanwhile.clear()
 
     def finish(self) -> None:
         """Let all observers finish."""
