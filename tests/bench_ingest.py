@@ -38,7 +38,8 @@ codes = [stage.code for stage in stages.STAGES if stage.code > 3]
 tracer.fact("kind", "core")
 for i in range({events}):
     request = f"cmpl-kvt-{{i // 25:032x}}-0-{{i // 25:08x}}"
-    tracer.emit(codes[i % len(codes)], request, i % 8, i * 1000, 37, 600, "kv_producer" if i % 10 == 0 else "")
+    numbers = i % 8, i % 2_000_000 * 1000, 37, 600
+    tracer.emit(codes[i % len(codes)], request, *numbers, "kv_producer" if i % 10 == 0 else "")
 """
 
 
