@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from kvtrace.store.publication import Extent
 
 
-@pytest.fixture
-def spool(tmp_path: Path) -> Path:
-    return tmp_path / "spool"
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run.duckdb"
-
-
 class Slow:
     """An analysis that lets others have their turn until it may go on; then it ends, or fails if it is to."""
 
