@@ -59,6 +59,7 @@ METRICS: tuple[Metric, ...] = (
         "late notifications", "vllm:nixl_num_notifications_after_expiry_total", {}, lambda one: one.late_notifications
     ),
 )
+_LOST = "lost"
 _SUMS = ("prompt tokens", "bytes", "descriptors")
 _BY_TELEMETRY = ("transfers", "bytes", "descriptors")
 
@@ -83,6 +84,11 @@ class Total:
         """Return whether they agree, or a rule says why they do not."""
         return self.why != UNEXPLAINED
 
+    @property
+    def is_a_difference(self) -> bool:
+        """Return whether one of the two has lost something or may have: no rule explains it, or lost records do."""
+        return not self.is_explained or self.why.endswith(_LOST)
+
 
 def compare(said: Mapping[str, Mapping[str, float]], recorded: Mapping[str, Recorded]) -> list[Total]:
     """Return every total of every engine; `said` maps ids of those that said theirs to values by `Metric.name`."""
@@ -106,8 +112,10 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float] | 
         return "this vLLM has no such metric"
     if name in _BY_TELEMETRY and ours.transfers and not any(values.get(other) for other in _BY_TELEMETRY):
         return "vLLM counts transfers by NIXL's telemetry, which is off"
-    if name == "descriptors" and 0 < theirs < own and values.get("bytes") == ours.moved_bytes:
-        return "NIXL joins neighbouring descriptors and counts them as one; the bytes are the same"
+    are_same = values.get("transfers") == ours.transfers and values.get("bytes") == ours.moved_bytes
+    # However many it joins, one of a transfer is left.
+    if name == "descriptors" and 0 < ours.transfers <= theirs < own and are_same:
+        return "NIXL joins neighbouring descriptors and counts them as one; transfers and bytes are the same"
     if name == "requests finished" and 0 < own - theirs <= ours.departed:
         return "vLLM does not count a request whose client leaves while the engine finishes it"
     if name == "prompt tokens" and 0 < own - theirs <= ours.unfinished_prompt_tokens:
@@ -115,5 +123,5 @@ def _why(name: str, theirs: int | None, own: int, values: Mapping[str, float] | 
     # One lost record can hide many tokens and bytes, and no more than one request or transfer.
     most = float("inf") if name in _SUMS else ours.lost_records
     if ours.lost_records and 0 < theirs - own <= most:
-        return f"{plural(ours.lost_records, 'record of this engine was', 'records of this engine were')} lost"
+        return f"{plural(ours.lost_records, 'record of this engine was', 'records of this engine were')} {_LOST}"
     return UNEXPLAINED

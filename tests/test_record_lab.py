@@ -109,7 +109,7 @@ def test_what_the_labs_engines_say_of_themselves_is_kept_and_compared(
         == '{"requests finished": 0.0, "transfers": 2.0}'
     )
     *_, first, unexplained, lacking, last = capfd.readouterr().err.splitlines()
-    assert first.endswith("agree in 1 of 8 totals; 7 differ:")
+    assert first.endswith("agree in 1 of 8 totals; 1 differs, 6 are explained:")
     assert "transfers of p0 (vLLM 2, the store 0), without explanation." in unexplained
     assert lacking.endswith("and 3 more, because this vLLM has no such metric.")
     assert last.endswith(f"all of them: kvtrace explain {store} --reconcile")

@@ -57,25 +57,34 @@ def test_every_difference_without_a_rule_is_unexplained() -> None:
 
 def test_totals_that_differ_are_named_with_why_a_line_for_each_reason() -> None:
     """What nothing explains comes first; of many with one reason the first few are named."""
-    told = report.sentences(list(compared(transfers=2, descriptors=48).values()))
+    told = report.sentences(list(compared(expired_leases=2, descriptors=48).values()))
     silenced = THEIRS | {"transfers": 0.0, "bytes": 0.0, "descriptors": 0.0}
     off = report.sentences(compare({"a": silenced, "b": silenced}, {"a": OURS, "b": OURS}))
 
     assert told == [
-        "vLLM's /metrics and the store agree in 6 of 8 totals; 2 differ:",
-        "transfers of d (vLLM 2, the store 3), without explanation.",
+        "vLLM's /metrics and the store agree in 6 of 8 totals; 1 differs, 1 is explained:",
+        "expired leases of d (vLLM 2, the store 0), without explanation.",
         "descriptors of d (vLLM 48, the store 60), because NIXL joins neighbouring descriptors and counts them as one; "
-        "the bytes are the same.",
+        "transfers and bytes are the same.",
     ]
     assert len(off) == 1
-    assert "; 6 differ: transfers of a (vLLM 0, the store 3), bytes of a " in off[0]
+    assert "; 6 are explained: transfers of a (vLLM 0, the store 3), bytes of a " in off[0]
     assert off[0].endswith(" and 3 more, because vLLM counts transfers by NIXL's telemetry, which is off.")
+
+
+def test_what_is_counted_otherwise_is_no_difference_and_what_was_lost_is_one() -> None:
+    (otherwise,) = report.sentences(list(compared(descriptors=48).values()))
+    (lost,) = report.sentences(list(compared(replace(OURS, transfers=2, lost_records=9)).values()))
+
+    assert "agree in 7 of 8 totals; 1 is explained: descriptors of d (vLLM 48, the store 60), because NIXL" in otherwise
+    assert "agree in 7 of 8 totals; 1 differs: transfers of d (vLLM 3, the store 2), because 9 records" in lost
 
 
 def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     off = apart(compared(transfers=0, bytes=0, descriptors=0))
     joined = apart(compared(descriptors=48))
     others = apart(compared(descriptors=48, bytes=3_899_999))
+    fewer = apart(compared(descriptors=2))
     unfinished = replace(OURS, prompt_tokens=2400, unfinished_prompt_tokens=600)
     lost = apart(compared(replace(OURS, transfers=2, lost_records=9)))
     departed = replace(OURS, departed=1)
@@ -83,9 +92,10 @@ def test_what_explains_a_difference_is_named_and_nothing_beyond_it() -> None:
     assert set(off) == {"transfers", "bytes", "descriptors"}
     assert set(off.values()) == {"vLLM counts transfers by NIXL's telemetry, which is off"}
     assert joined == {
-        "descriptors": "NIXL joins neighbouring descriptors and counts them as one; the bytes are the same"
+        "descriptors": "NIXL joins neighbouring descriptors and counts them as one; transfers and bytes are the same"
     }
     assert others == {"descriptors": UNEXPLAINED, "bytes": UNEXPLAINED}
+    assert fewer == {"descriptors": UNEXPLAINED}, "a transfer has one at least"
     assert "these requests ended before" in apart(compared(unfinished))["prompt tokens"]
     assert apart(compared(unfinished, prompt_tokens=1799)) == {"prompt tokens": UNEXPLAINED}
     assert "client leaves while" in apart(compared(departed, requests_finished=2))["requests finished"]

@@ -106,18 +106,23 @@ def _was_left(exchanges: Sequence[tuple[int, str]], finished_ns: int) -> bool:
 
 
 def sentences(found: Sequence[Total]) -> list[str]:
-    """Return what the comparison says: how many totals differ, for each reason which ones, and whose are not known."""
+    """Return what the comparison says: how many totals differ or are explained, why which ones, whose are not known."""
     compared = [one for one in found if one.why != SILENT]
     apart: dict[str, list[Total]] = {}
     for one in compared:
         if not one.agrees:
             apart.setdefault(one.why, []).append(one)
     count = sum(map(len, apart.values()))
+    differ = sum(one.is_a_difference for one in compared)
+    counts = (
+        f"{differ} {'differs' if differ == 1 else 'differ'}" if differ else "",
+        f"{count - differ} {'is' if count - differ == 1 else 'are'} explained" if count > differ else "",
+    )
     told = f"vLLM's /metrics and the store agree in {len(compared) - count} of {plural(len(compared), 'total')}"
-    told += f"; {count} {'differs' if count == 1 else 'differ'}: " if count else "."
+    told += f"; {', '.join(filter(None, counts))}: " if count else "."
     reasons = []
-    # What nothing explains comes first: one of the two has then lost or doubled something.
-    for why, totals in sorted(apart.items(), key=lambda item: item[0] != UNEXPLAINED):
+    # What nothing explains comes first, then what was lost; what is only counted otherwise comes last.
+    for why, totals in sorted(apart.items(), key=lambda item: (item[0] != UNEXPLAINED, not item[1][0].is_a_difference)):
         named = ", ".join(f"{one.name} of {one.engine} ({_counts(one)})" for one in totals[:TOTALS_NAMED])
         more = f" and {len(totals) - TOTALS_NAMED} more" if len(totals) > TOTALS_NAMED else ""
         reasons.append(f"{named}{more}, {'without explanation' if why == UNEXPLAINED else f'because {why}'}.")
