@@ -88,10 +88,10 @@ def test_the_sentence_says_shares_the_longest_wait_and_what_is_left(push: select
     assert sentences.explanation(push) == (
         "Of 100 ms to the first token, as the router saw it, "
         "50 % was compute (most of it P's forward, 30.0 ms), "
-        "39 % coordination (longest: detection, 12.0 ms) and 10 % transfer (most of it wire, 6.00 ms); "
+        "39 % coordination and 10 % transfer (most of it wire, 6.00 ms); "
         "1.00 ms (1 %) is unattributed. Transfer is between 6 % and 18 %, since the wire ended somewhere between two "
         "polls: up to 8.00 ms of what counts as detection may be the wire. Its longest wait was detection, 12.0 ms at "
-        "most: the bytes have arrived and nobody has noticed yet."
+        "most, part of the coordination: the bytes have arrived and nobody has noticed yet."
     )
 
 
@@ -125,7 +125,7 @@ def test_a_wide_bracket_is_told_with_what_else_it_may_be(
 
     assert ("Transfer is between" in explanation) == (told is not None)
     assert told is None or told in explanation
-    assert (" ms at most: the bytes have arrived" in explanation) == (high_ms >= 15)
+    assert (" ms at most, all of the coordination: the bytes have arrived" in explanation) == (high_ms >= 15)
 
 
 def test_a_little_that_would_make_another_class_the_largest_is_told(tmp_path: Path) -> None:
@@ -185,6 +185,35 @@ def test_what_was_waited_for_is_wrapped_between_words_and_the_rest_counted(width
     assert counted is not None
     assert sum(slot in whole for slot in slots) + int(counted[1]) == len(slots)
     assert "…" not in whole
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "said"),
+    [((30, 0, 0), "30.0 ms, all of"), ((30, 20, 0), "30.0 ms, most of"), ((30, 20, 20), "30.0 ms, part of")],
+)
+def test_the_longest_wait_is_named_once_with_its_part_of_its_class(
+    times_ms: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    causes = ("stage.wait", "writer.wake", "report")
+    path = [(name, "coordination", "prefill", "", took) for name, took in zip(causes, times_ms, strict=True) if took]
+    sample = Sample()
+    sample.add("kvt-1", (*path, ("prefill.forward", "compute.run", "prefill", "", 90)), ())
+    told = sentences.explanation(one(tmp_path, sample))
+
+    assert told.count("stage.wait") == 1
+    assert f"Its longest wait was stage.wait, {said} the coordination: P has finished" in told
+    assert "compute (P's forward, 90.0 ms)" in told
+
+
+def test_the_longest_wait_may_be_what_nothing_explains(tmp_path: Path) -> None:
+    sample = Sample()
+    sample.add(
+        "kvt-1", (("report", "coordination", "decode", "", 10), ("unattributed", "unattributed", "process", "", 40)), ()
+    )
+    told = sentences.explanation(one(tmp_path, sample))
+
+    assert "40.0 ms (80 %) is unattributed." in told
+    assert told.endswith("Its longest wait is what no recorded event explains.")
 
 
 def test_one_class_alone_makes_a_sentence_too(tmp_path: Path) -> None:

@@ -59,8 +59,9 @@ def explanation(explained: Explained) -> str:
         return _without_first_token(explained)
     ttft_ns = request["ttft_ns"]
     causes = cause_times(explained.segments)
+    longest = _longest(causes)
     parts = [
-        _part(answer, request[column], ttft_ns, causes)
+        _part(answer, request[column], ttft_ns, causes, longest)
         for answer, column in sorted(ANSWERS.items(), key=lambda item: -request[item[1]])
         if request[column]
     ]
@@ -68,7 +69,7 @@ def explanation(explained: Explained) -> str:
     told += f"{_listed(parts)}; " if parts else ""
     told += _rest(request["unattributed_ns"], ttft_ns)
     doubt = bracket.sentence(request, {cause for cause, _ in causes})
-    return " ".join(filter(None, [told, doubt, _longest_wait(causes, request), _verdict(request)]))
+    return " ".join(filter(None, [told, doubt, _longest_wait(longest, causes, request), _verdict(request)]))
 
 
 def cause_times(segments: Sequence[Row]) -> dict[tuple[str, str], int]:
@@ -186,15 +187,25 @@ def _mix(group: Row, percentile: str) -> str:
     )
 
 
-def _part(answer: str, time_ns: int, ttft_ns: int, causes: Mapping[tuple[str, str], int]) -> str:
-    """Return one class's share and its largest cause: 41 % was coordination (most of it detection, 12.1 ms)."""
-    own = [(cause, spent) for (cause, kind), spent in causes.items() if kind.partition(".")[0] == answer and spent]
+def _part(
+    answer: str, time_ns: int, ttft_ns: int, causes: Mapping[tuple[str, str], int], longest: tuple[str, str] | None
+) -> str:
+    """Return one class's share and its largest cause: 41 % was coordination (most of it detection, 12.1 ms).
+
+    The longest wait of all has a sentence of its own, which names it and its part of the class.
+    """
+    own = _own(answer, causes)
     named = ""
-    if own:
-        cause, spent = own[0]
+    if own and own[0] != longest:
+        spent = causes[own[0]]
         how_much = "" if len(own) == 1 else "most of it " if 2 * spent > time_ns else "longest: "
-        named = f" ({how_much}{phrase(cause)}, {ms(spent)})"
+        named = f" ({how_much}{phrase(own[0][0])}, {ms(spent)})"
     return f"{percent(time_ns, ttft_ns)} was {answer}{named}"
+
+
+def _own(answer: str, causes: Mapping[tuple[str, str], int]) -> list[tuple[str, str]]:
+    """Return the causes of one class that took any time, with their classes, longest first."""
+    return [(cause, kind) for (cause, kind), spent in causes.items() if kind.partition(".")[0] == answer and spent]
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -210,12 +221,24 @@ def _rest(unattributed_ns: int, ttft_ns: int) -> str:
     return f"{ms(unattributed_ns)} ({percent(unattributed_ns, ttft_ns)}) is unattributed."
 
 
-def _longest_wait(causes: Mapping[tuple[str, str], int], request: Row) -> str | None:
-    for (name, kind), spent in causes.items():
-        if kind != Class.RUN.value and spent and name in CAUSE_BY_NAME:
-            took = f"{ms(spent)} at most" if _is_doubted(name, causes, request) else ms(spent)
-            return f"Its longest wait was {phrase(name)}, {took}: {_continued(name)}"
-    return None
+def _longest(causes: Mapping[tuple[str, str], int]) -> tuple[str, str] | None:
+    """Return the cause of the longest wait with its class, None where nothing was waited for."""
+    waits = (one for one, spent in causes.items() if one[1] != Class.RUN.value and spent and one[0] in CAUSE_BY_NAME)
+    return next(waits, None)
+
+
+def _longest_wait(longest: tuple[str, str] | None, causes: Mapping[tuple[str, str], int], request: Row) -> str | None:
+    if longest is None:
+        return None
+    name, kind = longest
+    if kind == Class.UNATTRIBUTED.value:
+        return "Its longest wait is what no recorded event explains."
+    answer = kind.partition(".")[0]
+    is_most = 2 * causes[longest] > request[ANSWERS[answer]]
+    part = "all" if len(_own(answer, causes)) == 1 else "most" if is_most else "part"
+    at_most = " at most" if _is_doubted(name, causes, request) else ""
+    took = f"{ms(causes[longest])}{at_most}, {part} of the {answer}"
+    return f"Its longest wait was {phrase(name)}, {took}: {_continued(name)}"
 
 
 def _is_doubted(cause: str, causes: Mapping[tuple[str, str], int], request: Row) -> bool:
