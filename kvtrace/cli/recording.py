@@ -7,6 +7,7 @@ import platform
 import shutil
 import tempfile
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,21 @@ if TYPE_CHECKING:
 
 LATER_NS = (1 << 63) - 1
 """A time that is later than all others: nothing is recorded as yet."""
+_LAST_OF_ITS_OWN = 128
 _SPOOL_FREE_BYTES = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
+
+
+@dataclass
+class Ended:
+    """How the recorded command ended: its exit code, 0 until it has."""
+
+    code: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it failed by itself, and was not ended by a signal (128 + n)."""
+        return 0 < self.code <= _LAST_OF_ITS_OWN
 
 
 @contextmanager
@@ -37,11 +51,12 @@ def recording(
     force: bool,
     delete_consumed: bool = True,
     from_monotonic_ns: int = 0,
+    ended: Ended | None = None,
 ) -> Iterator[Recorder]:
     """Follow the folders in the background; at the end publish, clear private folders, say what was written.
 
     What happened before `from_monotonic_ns`, by this host's monotonic clock, is left out; the recorder's attribute of
-    that name may be set later.
+    that name may be set later. What is said depends on how the recorded command `ended`, if one was recorded.
     """
     recorder: Recorder | None = None
     try:
@@ -69,21 +84,23 @@ def recording(
         for spool in followed:
             if is_private(spool):
                 _clear_or_say(spool, output)
-    _report(recorder)
+    _report(recorder, ended or Ended())
     for message in watch.report():
         say(message)
 
 
-def _report(recorder: Recorder) -> None:
+def _report(recorder: Recorder, ended: Ended) -> None:
     """Say what was written and what to type next."""
     stats = recorder.stats
+    if ended.failed and not stats.requests:
+        say(_failure_told(ended.code, stats.events))
     for message in stats.messages:
         say(message)
     _report_unsaid(recorder)
     if stats.lost:
         lost = plural(stats.lost, "event was", "events were")
         say(f"{lost} lost; `{command_line('sql', recorder.output, 'drops')}` says where")
-    if not stats.events:
+    if not stats.events and not ended.failed:
         say("no event arrived: no vLLM process in whose environment kvtrace is installed wrote to the spool")
     counts = (
         plural(stats.requests, "request"),
@@ -93,6 +110,13 @@ def _report(recorder: Recorder) -> None:
     say(f"wrote {recorder.output}: {', '.join(counts)}")
     if stats.requests or recorder.resumed:
         say(f"next: {command_line('explain', recorder.output)}")
+
+
+def _failure_told(code: int, events: int) -> str:
+    """Return what is said first of a command that failed before anything was served."""
+    early = "any request was served" if events else "any engine wrote an event"
+    why = "what it printed says why" + ("" if events else "; `kvtrace doctor` checks what engines need")
+    return f"the command ended with exit code {code} before {early}: {why}"
 
 
 def _report_unsaid(recorder: Recorder) -> None:
