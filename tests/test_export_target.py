@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert message.startswith("kvtrace: error: ")
     assert message.count("\n") == 1
     assert said in message
+
+
+@pytest.mark.parametrize("form", ["otlp-json", "perfetto", "parquet"])
+def test_a_time_without_requests_says_when_there_are_some(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """What it says chooses all of them."""
+    assert export(store, "--format", form, "-o", tmp_path / "none", "--from", "2030-01-01") == 0
+    hint = re.search(r"no request .* starts in that time; .* do with (--from \S+ --to \S+)", capsys.readouterr().err)
+    assert hint is not None
+
+    assert export(store, "--format", form, "-o", tmp_path / "some", *hint[1].split()) == 0
+    assert "1 request;" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten_and_nothing_half_is_left(store: Path, tmp_path: Path) -> None:

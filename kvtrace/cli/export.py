@@ -19,6 +19,7 @@ from kvtrace.store import Store
 from kvtrace.wording import plural
 
 _MEMORY_BYTES = 512 * 1024 * 1024
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Format(StrEnum):
@@ -101,6 +102,7 @@ def command(
             with target.opened(output, run, force=force) as out:
                 count = _write_file(store, choice, out, form)
             _report(output, form, count)
+            _report_nothing(store, count, span)
             return 0
     # DuckDB allows no second connection of other rights beside the first.
     _write_folder(run, choice, output, force=force)
@@ -124,7 +126,7 @@ def _time(text: str | None, option: str, default_ns: int) -> int:
     except ValueError as error:
         raise UsageError(f"{option} wants a time such as 2026-11-29T12:00:00, not {text!r}") from error
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
-    since = moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    since = moment - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
@@ -134,6 +136,8 @@ def _write_folder(run: Path, choice: Choice, folder: Path, *, force: bool) -> No
     target.check_folder(folder, "*.parquet", force=force)
     written = parquet.write(run, choice, folder)
     _report(folder, Format.PARQUET, written["request"])
+    with Store.open(run) as store:
+        _report_nothing(store, written["request"], (choice.from_ns, choice.to_ns))
     if not choice.is_everything:
         names = " and ".join(sorted(parquet.COUNTED))
         hold = "hold the windows that lie wholly in that time" if choice.keys is None else "are empty"
@@ -186,6 +190,7 @@ def _send(store: Store, choice: Choice, endpoint: str) -> int:
                 count += 1
     health = sender.health
     say(f"sent {plural(health.exported, 'span')} of {plural(count, 'request')} to {endpoint}")
+    _report_nothing(store, count, (choice.from_ns, choice.to_ns))
     if health.dropped:
         dropped = plural(health.dropped, "span was", "spans were")
         say(f"{dropped} not taken: {health.failure or 'no reason was given'}")
@@ -195,3 +200,21 @@ def _send(store: Store, choice: Choice, endpoint: str) -> int:
 def _report(path: Path, form: Format, count: int) -> None:
     if path != target.STDOUT:
         say(f"wrote {quoted(str(path))}: {plural(count, 'request')}; {_NEXT[form]}")
+
+
+def _report_nothing(store: Store, count: int, span: tuple[int, int]) -> None:
+    """Where a choice of time left no request, say when those of the store start."""
+    if count or span == (0, NEVER_NS):
+        return
+    first, last = store.rows("SELECT min(start_ns) AS first, max(start_ns) AS last FROM request", {})[0].values()
+    if first is None:
+        say("the store holds no request")
+        return
+    # A microsecond more than the last, so that both are arguments that choose all of them.
+    between = f"--from {_written(first)} --to {_written(last + 1000)}"
+    say(f"no request that was asked for starts in that time; those of the store do with {between}")
+
+
+def _written(time_ns: int) -> str:
+    """Return a unix time as `--from` and `--to` take it, in UTC."""
+    return (_EPOCH + dt.timedelta(microseconds=time_ns // 1000)).strftime("%Y-%m-%dT%H:%M:%S.%f")
