@@ -28,7 +28,7 @@ class RequestError(KvtraceError):
 
 
 class QueryError(KvtraceError):
-    """A query is unknown, or the database refuses it."""
+    """The database refuses a query, or a file that holds one is wrong."""
 
 
 class VersionError(KvtraceError):

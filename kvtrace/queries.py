@@ -66,13 +66,13 @@ class Query:
     def bind(self, given: dict[str, str]) -> dict[str, object]:
         """Return a value for every parameter: the text given, read as its type, or None.
 
-        Raises QueryError for what it does not have, and UsageError where one that it needs is missing or empty.
+        Raises UsageError for what it does not have or cannot be, and where one that it needs is missing or empty.
         """
         known = {parameter.name: parameter for parameter in self.parameters}
         for name in given:
             if name not in known:
                 has = ", ".join(known) or "none"
-                raise QueryError(f"query {self.name} has no parameter {name}; it has {has}")
+                raise UsageError(f"query {self.name} has no parameter {name}; it has {has}")
         missing = [p for p in self.parameters if p.is_needed and not given.get(p.name)]
         if missing:
             name, doc = missing[0].name, missing[0].doc.rstrip(".")
@@ -81,14 +81,14 @@ class Query:
 
 
 def typed(parameter: Described, text: str) -> object:
-    """Return `text` as a value of the parameter's type."""
+    """Return `text` as a value of the parameter's type. Raises UsageError where it is none."""
     try:
         if parameter.sql_type in {"BIGINT", "INTEGER"}:
             return int(text)
         if parameter.sql_type == "DOUBLE":
             return float(text)
     except ValueError as error:
-        raise QueryError(f"parameter {parameter.name} wants a {parameter.sql_type}, not {text!r}") from error
+        raise UsageError(f"parameter {parameter.name} wants {parameter.sql_type}, not {text!r}") from error
     return text
 
 
@@ -98,10 +98,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Query:
-    """Return the query of that name."""
+    """Return the query of that name. Raises UsageError where there is none."""
     path = _folder() / f"{name}.sql"
     if name not in names():
-        raise QueryError(f"there is no query {name}; `kvtrace sql --list` names them")
+        raise UsageError(f"there is no query {name}; `kvtrace sql --list` names them")
     return parse(name, path.read_text("utf-8"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import types
@@ -189,6 +191,28 @@ def test_a_wrong_command_line_is_one_line_and_2(arguments: list[str], capsys: py
     assert "--help`" in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["export", "x", "--format", "csv"], "--format: 'csv' is not one of 'perfetto', 'otlp-json', "),
+        (["lab", "shove"], "mode: 'shove' is not one of 'push', 'pull'"),
+        (["explain", "x", "--slowest", "two"], "--slowest wants a whole number, not 'two'"),
+        (["explain", "x", "--slowest", "0"], "--slowest is at least 1, not 0"),
+        (["router", "--port", "70000"], "--port is at most 65535, not 70000"),
+        (["record", "--rate", "fast"], "--rate wants a number, not 'fast'"),
+    ],
+)
+def test_what_a_value_may_be_is_said_in_our_words(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever parses arguments, and whatever checks them, has words of its own for it."""
+    assert cli.main(arguments) == 2
+
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvtrace: error: {said}")
+    assert not re.search("Value error|Input should|Invalid value", told)
+
+
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "Commands:" in capsys.readouterr().err
@@ -213,7 +237,7 @@ def test_a_reader_that_goes_away_leaves_no_complaint() -> None:
     os.close(write_end)
 
     assert done.stderr == ""
-    assert done.returncode == 1
+    assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_the_module_is_the_program() -> None:

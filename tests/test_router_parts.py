@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrace.errors import UsageError
+from kvtrace.errors import KvtraceError, UsageError
 from kvtrace.router import upstream
 from kvtrace.router.bodies import RequestBody
 from kvtrace.router.config import Coordinates, EngineAddress, Mode, RouterConfig
@@ -180,7 +180,7 @@ def test_an_address_with_a_password_is_refused_without_saying_it() -> None:
 
 @pytest.mark.parametrize("wrong", [{"grace_s": math.inf}, {"grace_s": math.nan}, {"port_file": Path("/nowhere/port")}])
 def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"number of seconds|/nowhere/port cannot be written"):
+    with pytest.raises(KvtraceError, match=r"number of seconds|/nowhere/port cannot be written"):
         RouterConfig(Mode.PULL, (EngineAddress("http://p"),), (EngineAddress("http://d"),), **wrong)
 
 

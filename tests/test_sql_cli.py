@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -109,7 +111,7 @@ def test_rows_leave_as_they_come(form: str, store: Path) -> None:
         assert asking.stderr is not None
         first = asking.stdout.readline() + asking.stdout.readline()
         asking.stdout.close()
-        assert asking.wait(timeout=LONG_S) == 1
+        assert asking.wait(timeout=LONG_S) == 128 + signal.SIGPIPE
         assert asking.stderr.read() == b""
     assert first in (b"n\n0\n", b'[\n{"n": 0},\n')
 
@@ -163,20 +165,38 @@ def test_the_list_as_json_has_everything(capsys: pytest.CaptureFixture[str]) -> 
     assert [p["is_needed"] for p in listed["request_path"]["parameters"]] == [True, False]
 
 
+def test_the_command_named_to_who_asks_for_an_unknown_request_lists_the_ids(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["sql", str(store), "request_path", "-p", "request=nobody"]) == 1
+    hint = re.search("`kvtrace (.*)`", capsys.readouterr().err)
+    assert hint is not None
+    assert cli.main([*shlex.split(hint[1]), "--json"]) == 0
+    assert [row["request_id"] for row in json.loads(capsys.readouterr().out)] == ["r1", "r2"]
+
+
+def test_a_request_is_found_by_its_clients_id_too(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sql", str(store), "request_path", "-p", 'request=odd \x1b[31m,\n"id"', "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["causses"], 1, "there is no query causses; `kvtrace sql --list` names them"),
-        (["slowest_requests", "-p", "limit=ten"], 1, "parameter limit wants a BIGINT, not 'ten'"),
-        (["causes", "-p", "limit=1"], 1, "query causes has no parameter limit; it has mode"),
-        (["SELECT $a", "-p", "b=1"], 1, "missing a, unknown b"),
+        (["causses"], 2, "there is no query causses; `kvtrace sql --list` names them"),
+        (["slowest_requests", "-p", "limit=ten"], 2, "parameter limit wants BIGINT, not 'ten'"),
+        (["causes", "-p", "limit=1"], 2, "query causes has no parameter limit; it has mode"),
+        (["SELECT $a", "-p", "b=1"], 2, "missing a, unknown b"),
         (["SELECT 1; DROP TABLE event"], 1, "one statement is expected and 2 were given"),
         (["DELETE FROM event"], 1, "read-only"),
         (["SELECT nonsense"], 1, "nonsense"),
         (["request_path"], 2, "query request_path needs its parameter request: add --param request=VALUE"),
         (["request_path", "-p", "attempt=0"], 2, "needs its parameter request"),
         (["request_path", "-p", "request="], 2, "needs its parameter request"),
-        (["--list", "causses"], 1, "there is no query causses"),
+        (["--list", "causses"], 2, "there is no query causses"),
+        (["request_path", "-p", "request=r"], 1, "no request is called 'r' (a whole id is needed here); `kvtrace sql"),
+        (["request_path", "-p", "request=\udcff"], 1, "no request is called"),
+        (["request_hidden", "-p", "request=r1", "-p", "attempt=2"], 1, "request 'r1' has no attempt 2; it has 0"),
         (["--list", "--csv"], 2, "--list has no CSV"),
         (["causes", "-p", "mode"], 2, "--param wants name=value"),
         (["causes", "--json", "--csv"], 2, "--json and --csv exclude each other"),

@@ -29,7 +29,7 @@ def refusal(path: Path) -> str:
 
 
 def test_a_missing_file(path: Path) -> None:
-    assert "does not exist; `kvtrace record -o" in refusal(path)
+    assert "does not exist; name a store that a recording wrote; `kvtrace record --help` shows" in refusal(path)
 
 
 def test_a_store_whose_recorder_has_not_published_yet(path: Path) -> None:

@@ -255,7 +255,7 @@ def test_what_cannot_be_watched_is_refused_before_anything_starts(
     marker = tmp_path / "started"
     code = cli.main(["record", "-o", str(tmp_path / "run.duckdb"), *arguments, "--", "touch", str(marker)])
 
-    assert code == 2
+    assert code == (1 if "listened" in said else 2)  # another machine has that address
     assert said in capfd.readouterr().err
     assert not marker.exists()
     assert not (tmp_path / "run.duckdb").exists()

@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -31,8 +32,11 @@ DEBUG_VARIABLE = "KVTRACE_DEBUG"
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""As a shell has it for a program that a closed pipe ended."""
 _INTERRUPTED_QUERY = "Query interrupted"
 _LAST_STANDARD_DESCRIPTOR = 2
+_WANTED = {"int": "a whole number", "float": "a number", "finite": "a number"}
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -126,9 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = app(args=arguments, prog_name="kvtrace", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has what it wants.
-        _drop_output()
-        return EXIT_FAILURE
+        return _unread()
+    except SystemExit as ended:
+        # That is what typer makes of it, with exit code 1.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return _unread()
+        raise
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except typer.Abort:
@@ -158,6 +165,12 @@ def _stand_in_for_closed_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter shows its number
 
 
+def _unread() -> int:
+    """End quietly, since the reader (head, less) has what it wants."""
+    _drop_output()
+    return EXIT_PIPE_CLOSED
+
+
 def _unwritten(error: OSError) -> int:
     """Report an output that does not fit where it goes."""
     _drop_output()
@@ -173,11 +186,29 @@ def _unexpected(error: Exception) -> int:
     """Report a wrong command line (exit code 2) or an error that nobody foresaw (exit code 1)."""
     describe = getattr(error, "format_message", None)
     if describe is not None:
-        return _complain_of_usage(error, describe())
+        return _complain_of_usage(error, _refused(error) or describe())
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exception(error)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _complain(f"unexpected {what} ({DEBUG_VARIABLE}=1 shows the traceback)", EXIT_FAILURE)
+
+
+def _refused(error: Exception) -> str:
+    """Return which value cannot be and what would be one, in place of pydantic's words; "" for any other error."""
+    details = getattr(error.__cause__, "errors", None)
+    parameter = getattr(error, "param", None)
+    if details is None or parameter is None:
+        return ""
+    first = details()[0]
+    name = max(parameter.opts, key=len)
+    value, kind, bounds = first["input"], first["type"], first.get("ctx", {})
+    for ending, least_or_most in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+        if ending in bounds:
+            return f"{name} is {least_or_most} {bounds[ending]}, not {value}"
+    wanted = next((words for begin, words in _WANTED.items() if kind.startswith(begin)), None)
+    if wanted is not None:
+        return f"{name} wants {wanted}, not {value!r}"
+    return f"{name}: {str(bounds.get('error', first['msg'])).rstrip('.')}"
 
 
 def _complain_of_usage(error: Exception, message: str) -> int:

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from kvtrace.dashboards import files
-from kvtrace.errors import UsageError
+from kvtrace.errors import ExportError
+from kvtrace.messages import command_line
 
 
 class Action(StrEnum):
@@ -31,7 +32,9 @@ def command(
     if check:
         if stale := files.stale(folder):
             names = ", ".join(str(path) for path in stale)
-            raise UsageError(f"not as generated: {names}; `kvtrace dashboards write {folder}` brings them along")
+            raise ExportError(
+                f"not as generated: {names}; `{command_line('dashboards', 'write', folder)}` brings them along"
+            )
         return
     for path in files.write(folder):
         sys.stdout.write(f"{path}\n")

@@ -70,7 +70,7 @@ def command(
         raise UsageError("a REQUEST and --slowest exclude each other: name one request, or ask for the slowest")
     with Store.open(run) as store:
         if reconcile and request is None and slowest is None and not totals.totals(store, selection.run_facts(store)):
-            raise UsageError(
+            raise RequestError(
                 "--reconcile is about single requests (name a REQUEST, or ask for the --slowest), or about vLLM's own "
                 "totals, which only `record --lab` keeps: this run holds none"
             )

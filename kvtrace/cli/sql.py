@@ -18,7 +18,8 @@ import typer
 
 from kvtrace import queries
 from kvtrace.cli.signals import interrupted_at_once
-from kvtrace.errors import QueryError, UsageError
+from kvtrace.errors import UsageError
+from kvtrace.report import selection
 from kvtrace.store import Rows, Store
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from kvtrace.store.connection import Row
 
 _CELL_LETTERS_MAX = 60
+_REQUEST, _ATTEMPT = "request", "attempt"
+"""Parameters of every query about one request."""
 _NUMBER = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL\(\d+,\d+\))(\[\])*")
 
 
@@ -66,17 +69,23 @@ def command(
 
 
 def _statement(store: Store, question: str, given: dict[str, str]) -> tuple[str, Mapping[str, object]]:
-    """Return the SQL that was asked for and the values of its parameters; raise QueryError where they do not fit."""
+    """Return the SQL that was asked for and the values of its parameters.
+
+    Raises UsageError where they do not fit, and RequestError where a named query is to be about no request.
+    """
     if question in queries.names():
         query = queries.load(question)
-        return query.sql, query.bind(given)
+        values = query.bind(given)
+        if _REQUEST in given:
+            selection.require_named(store, given[_REQUEST], values[_ATTEMPT])
+        return query.sql, values
     if _is_name(question):
-        raise QueryError(f"there is no query {question}; `kvtrace sql --list` names them")
+        raise UsageError(f"there is no query {question}; `kvtrace sql --list` names them")
     wanted = store.parameters(question)
     if wanted != given.keys():
         missing = ", ".join(sorted(wanted - given.keys())) or "none"
         excess = ", ".join(sorted(given.keys() - wanted)) or "none"
-        raise QueryError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
+        raise UsageError(f"parameters do not fit the SELECT: missing {missing}, unknown {excess}")
     return question, given
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtrace.cli.profiling import Asked, Profiling
-from kvtrace.errors import ExportError, UsageError
+from kvtrace.errors import ExportError, StoreError, UsageError
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Watch:
 
 
 def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:
-    """Raise UsageError unless snapshots can be put there beside those of the output."""
+    """Raise unless snapshots can be put there beside those of the output."""
     from kvtrace.store import copies, working_path
     from kvtrace.store.files import is_duckdb, is_of, resolved
 
@@ -153,15 +153,15 @@ def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:
             f"--grafana-copy {copy} is the store itself; name another file, in the folder that Grafana sees"
         )
     if copy.is_dir():
-        raise UsageError(f"--grafana-copy {copy} is a folder; name a file in it")
+        raise StoreError(f"--grafana-copy {copy} is a folder; name a file in it")
     if not copy.parent.is_dir():
-        raise UsageError(f"--grafana-copy {copy}: the folder {copy.parent} does not exist; make it first")
+        raise StoreError(f"--grafana-copy {copy}: the folder {copy.parent} does not exist; make it first")
     if copy.exists() and not is_duckdb(copy):
-        raise UsageError(f"--grafana-copy {copy} is there and no DuckDB file, so it is not overwritten; name another")
+        raise StoreError(f"--grafana-copy {copy} is there and no DuckDB file, so it is not overwritten; name another")
     if working_path(copy).exists():
-        raise UsageError(f"--grafana-copy {copy} is being recorded ({working_path(copy)} is there); name another file")
+        raise StoreError(f"--grafana-copy {copy} is being recorded ({working_path(copy)} is there); name another file")
     if copy.exists() and not overwrites and not copies.is_copy(copy):
-        raise UsageError(
+        raise StoreError(
             f"--grafana-copy {copy} is there and no copy that a recording put there; name another file, or --force "
             "overwrites it"
         )

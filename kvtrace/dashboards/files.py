@@ -9,7 +9,7 @@ from kvtrace.dashboards import alerts, live, provisioning, request
 from kvtrace.dashboards.boards import Board
 from kvtrace.dashboards.guide import guide
 from kvtrace.dashboards.handoff import board as handoff
-from kvtrace.errors import UsageError
+from kvtrace.errors import ExportError
 
 
 def boards() -> tuple[Board, ...]:
@@ -40,7 +40,7 @@ def write(folder: Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}; name a folder of yours") from error
+            raise ExportError(f"{path} cannot be written: {error.strerror}; name a folder of yours") from error
         written.append(path)
     return written
 

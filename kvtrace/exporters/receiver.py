@@ -101,12 +101,16 @@ def split_endpoint(endpoint: str) -> tuple[str, str, bool]:
         parts = urlsplit(endpoint)
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{endpoint!r} is no OTLP endpoint: {error}") from error
+        raise UsageError(_no_endpoint(endpoint)) from error
     if parts.scheme not in {"grpc", "grpcs", "http", "https"} or not parts.hostname:
-        raise UsageError(f"{endpoint!r} is no OTLP endpoint: use grpc://HOST:4317 or http://HOST:4318")
+        raise UsageError(_no_endpoint(endpoint))
     is_plain = parts.scheme in {"grpc", "http"}
     if parts.scheme.startswith("grpc") or (port == GRPC_PORT and parts.path in {"", "/"}):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return "grpc", f"{host}:{port or GRPC_PORT}", is_plain
     path = parts.path if parts.path not in {"", "/"} else "/v1/traces"
     return "http", parts._replace(path=path).geturl(), is_plain
+
+
+def _no_endpoint(endpoint: str) -> str:
+    return f"{endpoint!r} is no OTLP endpoint: use grpc://HOST:4317 or http://HOST:4318"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from kvtrace import stages
 from kvtrace.collect.observing import KEEP_NS, TOLD_NS
-from kvtrace.errors import UsageError
+from kvtrace.errors import ExportError, UsageError
 from kvtrace.metrics import names
 from kvtrace.metrics.engines import Engines, Event, Place
 from kvtrace.metrics.values import Values
@@ -214,13 +214,14 @@ class Endpoint:
     """An HTTP endpoint that Prometheus can scrape, at /metrics. Use as a context manager."""
 
     def __init__(self, values: Values, host: str, port: int) -> None:
-        """Listen; port 0 is a free one. Raises UsageError where that is not possible."""
+        """Listen; port 0 is a free one. Raises ExportError where that is not possible."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(values)
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
-            raise UsageError(f"--metrics {host}:{port} cannot be listened on: {error}; name another port") from error
+            why = getattr(error, "strerror", None) or "there is no such address"
+            raise ExportError(f"--metrics {host}:{port} cannot be listened on: {why}; name another port") from error
         self._server.set_app(_guarded(self._server.get_app()))
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

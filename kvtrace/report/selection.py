@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import RequestError, is_text
+from kvtrace.messages import command_line
 from kvtrace.verdict import UNDER_WAY
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ _REQUESTS_SQL = (
     "SELECT request.* REPLACE (CASE WHEN seen_ns IS NULL THEN verdict ELSE $under_way END AS verdict) "
     "FROM request LEFT JOIN under_way USING (request_key) WHERE list_contains($keys::BIGINT[], request_key)"
 )
+_ATTEMPTS_SQL = (
+    "SELECT DISTINCT attempt FROM request WHERE request_id = $name OR client_request_id = $name ORDER BY attempt"
+)
 _SEGMENTS_SQL = "SELECT * FROM segment WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, position"
 _HIDDEN_SQL = (
     "SELECT * FROM hidden WHERE list_contains($keys::BIGINT[], request_key) ORDER BY request_key, start_ns, cause"
@@ -135,7 +139,7 @@ def find_keys(store: Store, name: str) -> list[int]:
     begin one id only. Raises RequestError when nothing matches, or more than one id does.
     """
     if not name or not is_text(name):  # every id in a store is text; "" is what stands there for none
-        _refuse_unknown(name)
+        _refuse_unknown(store, name)
     exact = _keys(
         store,
         "SELECT request_key FROM request WHERE request_id = $name OR client_request_id = $name "
@@ -150,11 +154,21 @@ def find_keys(store: Store, name: str) -> list[int]:
         {"name": name},
     )
     if not rows:
-        return _refuse_unknown(name)
+        return _refuse_unknown(store, name)
     shared = set.intersection(*({row["request_id"], row["client_request_id"]} for row in rows))
     if len(rows) > 1 and not any(label is not None and label.startswith(name) for label in shared):
         _refuse_ambiguous(name, rows)
     return [row["request_key"] for row in rows]
+
+
+def require_named(store: Store, name: str, attempt: object) -> None:
+    """Raise RequestError unless a request bears this whole id, its own or the client's, and is that attempt, if any."""
+    rows = store.rows(_ATTEMPTS_SQL, {"name": name}) if is_text(name) else []
+    if not rows:
+        raise RequestError(f"no request is called {_short(name)!r} (a whole id is needed here); {_ids_listed(store)}")
+    attempts = [row["attempt"] for row in rows]
+    if attempt is not None and attempt not in attempts:
+        raise RequestError(f"request {_short(name)!r} has no attempt {attempt}; it has {', '.join(map(str, attempts))}")
 
 
 def explained(store: Store, keys: Sequence[int]) -> Iterator[Explained]:
@@ -183,10 +197,14 @@ def _keys(store: Store, sql: str, parameters: Mapping[str, object] | None = None
     return [row["request_key"] for row in store.rows(sql, dict(parameters or {}))]
 
 
-def _refuse_unknown(name: str) -> list[int]:
-    raise RequestError(
-        f"no request is called or begins with {_short(name)!r}; `kvtrace explain RUN` without a request lists the worst"
-    )
+def _refuse_unknown(store: Store, name: str) -> list[int]:
+    raise RequestError(f"no request is called or begins with {_short(name)!r}; {_ids_listed(store)}")
+
+
+def _ids_listed(store: Store) -> str:
+    """Return which command lists the ids of a store's requests."""
+    asking = command_line("sql", store.path, "SELECT request_id, client_request_id FROM request")
+    return f"`{asking}` lists the ids"
 
 
 def _refuse_ambiguous(name: str, rows: list[Row]) -> None:

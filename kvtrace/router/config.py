@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvtrace import modes
-from kvtrace.errors import UsageError
+from kvtrace.errors import KvtraceError, UsageError
 
 _PORT_MAX = 65_535
 
@@ -131,4 +131,4 @@ class RouterConfig:
         if not 0 <= self.grace_s < math.inf:
             raise UsageError("the grace is a number of seconds, which ends")
         if self.port_file is not None and not os.access(self.port_file.parent, os.W_OK):
-            raise UsageError(f"{self.port_file} cannot be written: name a file in a folder that is there and yours")
+            raise KvtraceError(f"{self.port_file} cannot be written: name a file in a folder that is there and yours")

@@ -15,6 +15,7 @@ from kvtrace.store.files import CREATING_SUFFIX, WAL_SUFFIX, beside, is_duckdb, 
 from kvtrace.store.refusal import duckdb_version, opened_plainly
 
 _STORAGE_VERSION = "v1.0.0"  # DuckDB 1.x, which Grafana's plug-in embeds, has to read what 2.x wrote
+_NAME_ONE = "name a store that a recording wrote; `kvtrace record --help` shows how to make one"
 _TRIES = 20
 _OWN_FILES = Path("/proc/self/fd")
 # A query somebody passes on cannot reach past the store: no other file, no extension, no Python variable.
@@ -163,13 +164,13 @@ def _check_file(path: Path) -> None:
         if working_path(path).exists():
             message = f"{path} has not been published yet; its recorder is still at {working_path(path)}"
             raise StoreError(message) from error
-        raise StoreError(f"{path} does not exist; `{command_line('record', '-o', path)}` makes a store") from error
+        raise StoreError(f"{path} does not exist; {_NAME_ONE}") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     if is_empty:
-        raise DamageError(f"{path} is empty; `kvtrace record` makes a store")
+        raise DamageError(f"{path} is empty; {_NAME_ONE}")
     if not is_database:
-        raise StoreError(f"{path} is not a DuckDB file; name a store that `kvtrace record` made")
+        raise StoreError(f"{path} is not a DuckDB file; {_NAME_ONE}")
 
 
 def schema_version(path: Path) -> int:
@@ -193,7 +194,7 @@ def _facts(path: Path, connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     with opened_plainly(path), suppress(duckdb.CatalogException, duckdb.BinderException):
         facts = dict(connection.execute("SELECT name::VARCHAR, value::VARCHAR FROM run").fetchall())
     if facts.get("format") != schema.FORMAT:
-        raise StoreError(f"{path} is a DuckDB file but no kvtrace store; name a store that `kvtrace record` made")
+        raise StoreError(f"{path} is a DuckDB file but no kvtrace store; {_NAME_ONE}")
     return facts
 
 

@@ -9,7 +9,6 @@ import stat
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import StoreError
-from kvtrace.messages import command_line
 from kvtrace.store import opening
 from kvtrace.store.connection import Store
 from kvtrace.store.files import (
@@ -38,7 +37,7 @@ def _refuse_recording(path: Path) -> None:
     if working is not None:
         raise StoreError(
             f"{path} is being recorded ({working} is there): stop its recorder first; "
-            f"one that was killed is completed by `{command_line('record', '-o', path)}`"
+            "one that was killed is completed by the command that it named when it began"
         )
 
 
