@@ -12,7 +12,7 @@ DASHBOARDS := .dashboards
 PACKAGES := kvtrace instrumented_connectors requirements tests
 PARALLEL := -n 4 --dist worksteal
 FIGURES := docs/figures.json
-DOCUMENTS := README.md docs/costs.md
+DOCUMENTS := README.md docs/costs.md docs/words.md
 DEMO := --requests 20 --rate 2 --input-len 600 --output-len 16 --seed 1
 # Whatever runs here may keep its byte code: vLLM has thousands of modules.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1,6 +1,6 @@
 """The vocabulary: every point in time that kvtrace knows, declared once, as values.
 
-Wire codes, the DuckDB ENUM and column comments, the dependency graph, the README's tables and the
+Wire codes, the DuckDB ENUM and column comments, the dependency graph, the documents' tables and the
 exporters' names all derive from `STAGES` and `CAUSES`. Codes are append-only: a code is never
 renumbered and never reused. Standard library only, since engine processes import this module.
 """

@@ -112,4 +112,32 @@ def test_documents_are_what_the_code_prints() -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(documents) == printed
-    assert {"README.md", "docs/costs.md"} <= set(printed)
+    assert {"README.md", "docs/costs.md", "docs/words.md"} <= set(printed)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="asks git")
+@pytest.mark.parametrize("written", ["run.duckdb", "demo/push.duckdb", "events.csv", "grafana/README.md"])
+def test_what_the_readme_has_one_write_is_ignored(written: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert written.partition("/")[0] in readme
+    assert subprocess.run(["git", "check-ignore", "-q", written], cwd=ROOT, check=False).returncode == 0
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    """To a file that is there and, in one of ours, to a heading that it has."""
+    lost = []
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            target = document.parent / name if name else document
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                lost.append((document.name, link))
+
+    assert lost == []
+
+
+def anchors(document: Path) -> set[str]:
+    """Return what GitHub calls the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

