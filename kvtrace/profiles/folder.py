@@ -60,7 +60,7 @@ class Keeper:
         try:
             push = PushRequest.FromString(pprof.inflated(body))
         except DecodeError as error:
-            raise SourceError(f"this is no push of profiles: {error}") from error
+            raise SourceError("this is no push of profiles: its bytes are none of protobuf") from error
         for series in push.series:
             found = {pair.name: pair.value for pair in series.labels}
             labels = {name: found[name] for name in LABELS if found.get(name)}

@@ -30,7 +30,7 @@ def parse(data: bytes) -> Any:
     try:
         profile = Profile.FromString(inflated(data))
     except DecodeError as error:
-        raise SourceError(f"this is no pprof profile: {error}") from error
+        raise SourceError("this is no pprof profile: its bytes are none of protobuf") from error
     if not profile.string_table or profile.string_table[0]:
         raise SourceError("this is no pprof profile: its table of strings does not begin with an empty one")
     return profile
@@ -44,7 +44,7 @@ def inflated(data: bytes) -> bytes:
     try:
         whole = stream.decompress(data, BYTES_MOST)
     except zlib.error as error:
-        raise SourceError(f"this is no gzip file: {error}") from error
+        raise SourceError("this gzip file is damaged") from error
     if not stream.eof:
         raise SourceError(f"this gzip file is cut short, or holds more than {BYTES_MOST >> 20} MiB")
     return whole
@@ -88,7 +88,7 @@ class Merged:
         try:
             found = list(_samples(profile, self._unit, keep))
         except (IndexError, KeyError) as error:
-            raise SourceError(f"this profile contradicts itself: {error}") from error
+            raise SourceError("this profile contradicts itself: a sample names what it does not hold") from error
         if not found:
             return
         begin_ns, end_ns = profile.time_nanos, profile.time_nanos + profile.duration_nanos
