@@ -122,7 +122,10 @@ def test_tools_and_payloads_are_passed_over_unread(tmp_path: Path, capsys: pytes
         (records.dynamo("a", 0, ttft_ms=-1.0), "ttft_ms is no duration between 0 and 30 days"),
         (records.dynamo("a", 0, total_time_ms=1e300), "total_time_ms is no duration"),
         (records.dynamo("a", 0, total_time_ms=100.0), "its first token comes 50.0 ms after its end"),
-        (records.dynamo("a", 0, ttft_ms="soon"), "is no such record: request.ttft_ms is of type str, and float is wanted"),
+        (
+            records.dynamo("a", 0, ttft_ms="soon"),
+            "is no such record: request.ttft_ms is of type str, and float is wanted",
+        ),
         ('{"schema": "dynamo.request.trace.v1", "event_type": "request_end"}', "is a request_end without a request"),
         ('{"x": ' + "[" * 100_000, "is nested too deeply"),
     ],
