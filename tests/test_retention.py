@@ -166,12 +166,12 @@ def test_record_refuses_a_bound_or_a_copy_that_makes_no_sense(
     foreign = tmp_path / "notes.txt"
     foreign.write_text("mine")
     base = ["record", "-o", str(tmp_path / "run.duckdb"), "--once", "--spool", str(tmp_path)]
-    for options in (
-        ["--retain-age", "soon"], ["--grafana-copy", str(tmp_path / "run.duckdb")], ["--grafana-copy", str(foreign)],
-        ["--grafana-copy", str(tmp_path / "run.duckdb.working")], ["--grafana-copy", str(tmp_path)],
-        ["--grafana-copy", str(tmp_path / "no" / "copy.duckdb")],
+    for code, *options in (
+        (2, "--retain-age", "soon"), (2, "--grafana-copy", str(tmp_path / "run.duckdb")),
+        (1, "--grafana-copy", str(foreign)), (2, "--grafana-copy", str(tmp_path / "run.duckdb.working")),
+        (1, "--grafana-copy", str(tmp_path)), (1, "--grafana-copy", str(tmp_path / "no" / "copy.duckdb")),
     ):  # fmt: skip
-        assert cli.main([*base, *options]) == 2
+        assert cli.main([*base, *map(str, options)]) == code
         (line,) = capsys.readouterr().err.splitlines()
         assert options[1] in line
     assert foreign.read_text() == "mine"
