@@ -82,7 +82,9 @@ class SchedulerSide:
         self._steps: deque[_Step] = deque(maxlen=_STEPS_IN_FLIGHT)
         self._number = 0
         self._took_in = False
-        self._ended_ns = self._starved_ns = 0
+        self._ended_ns = 0
+        self._starved_ns: int | None = None  # what the kernel had counted at that end; None where it was not asked
+        self._came_ns = 0
 
     def attach(self, connector: Any) -> None:
         """Watch the connector's scheduler hooks."""
@@ -113,7 +115,11 @@ class SchedulerSide:
         request_id = request.request_id
         self._live[request_id] = self._prompting[request_id] = _Live(request, leg)
         arrival_ns = int(request.arrival_time * 1e9)
-        waited_ns = intake.intake_ns(request)
+        came = intake.came(request)
+        waited_ns = came.waited_ns()
+        self._came_ns = max(self._came_ns, came.t_ns)
+        if self._starved_ns is None and came.t_ns >= self._ended_ns > 0:
+            self._starved_ns = came.starved_ns or None  # what has been counted since is the least behind that end
         self._tracer.emit(_ENQUEUED[leg], request_id, request.num_prompt_tokens, arrival_ns, remote, waited_ns, ref)
 
     def _considered(
@@ -153,7 +159,8 @@ class SchedulerSide:
         mark = StepMark((self._number, tokens, late, bool(prompts)))
         setattr(metadata, STEP_ATTRIBUTE, mark)
         step = _Step(self._number, now, tokens, len(scheduled), len(self._awaiting), mark)
-        step.paused = not self._steps and bool(self._ended_ns) and now - self._ended_ns >= _PAUSE_NS
+        is_told = not self._steps and self._starved_ns is not None
+        step.paused = is_told and bool(self._ended_ns) and now - self._ended_ns >= _PAUSE_NS
         if len(self._steps) == _STEPS_IN_FLIGHT:
             self._steps.clear()
         self._steps.append(step)
@@ -220,14 +227,15 @@ class SchedulerSide:
         if was_hidden:
             self._show(step)
         if not step.shown:
-            self._ended_ns = 0  # a step that is not shown is not worth a reading, at its end or behind it
+            self._ended_ns, self._starved_ns = 0, None  # it is not worth a reading, at its end or behind it
             return
         now = now_ns()
         is_owed = was_hidden and step.paused
-        if not (is_owed or step.mark.is_prompt or self._prompting or self._awaiting or not self._live):
+        is_waited_for = self._prompting or self._awaiting or not self._live or intake.newest_ns() > self._came_ns
+        if not (is_owed or step.mark.is_prompt or is_waited_for):
             # No first token waits for this step or the next one, and a reading takes 5 to 10 us behind a forward.
             self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
-            self._ended_ns = 0
+            self._ended_ns, self._starved_ns = now, None
             return
         count_ns = starved_ns()
         if is_owed:  # of what was counted since, the step itself may have had its own length
@@ -239,8 +247,11 @@ class SchedulerSide:
         self._ended_ns, self._starved_ns = now, count_ns
 
     def _starved(self, now: int, count_ns: int) -> int:
-        """Return for how long, ns, this thread had no processor since the last step ended, by the kernel's count."""
-        return min(max(0, count_ns - self._starved_ns), now - self._ended_ns)
+        """Return for how long, ns, this thread had no processor since the last step ended, by the kernel's count.
+
+        At least: where it was not asked then, it was when the first request came since.
+        """
+        return min(max(0, count_ns - (self._starved_ns or 0)), now - self._ended_ns)
 
     def _show(self, step: _Step) -> None:
         step.shown = True

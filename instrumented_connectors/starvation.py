@@ -21,7 +21,10 @@ WORTH_NS = 100_000
 
 
 class Starvation:
-    """The kernel's count for the thread that reads it first; 1.3 us a reading. Other threads must not read it."""
+    """The kernel's count for the thread that reads it first; 1.3 us a reading. No other thread may read it.
+
+    With the file of a certain thread it counts for that one, whoever reads it, and still one thread alone may.
+    """
 
     def __init__(self, file: str = _FILE) -> None:
         self._path = file

@@ -29,6 +29,11 @@ _SHAPED = re.compile(
 )
 """Tokens that are known by how they look, wherever they stand."""
 _LOGIN = re.compile(r"(?:-u|--user|--proxy-user)")
+_LOGGED_IN = re.compile(r"((?:-u(?!rl:)|--user=|--proxy-user=)[^:=/]*:)(?!//|\$).+", re.DOTALL)
+"""A login in one word with its flag."""
+_ASSIGNS = re.compile(r"[:+]?=")
+_KEYED = re.compile(rf"""[\w.,([{{-]*["'][\w.-]*{_NAME}["']:""", re.IGNORECASE)
+"""A key of a mapping in a script, whose value is the next word."""
 _IN_URL = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 
 
@@ -55,11 +60,20 @@ def without_secrets(argv: Sequence[str], *, ends: str = "-") -> list[str]:
             found.append(f"{word.partition(':')[0]}:{HIDDEN}")
             before = word
             continue
+        if login := _LOGGED_IN.fullmatch(word):
+            found.append(f"{login[1]}{HIDDEN}")
+            before = word
+            continue
+        if _is_assigned(before, word):
+            found.append(word if _ASSIGNS.fullmatch(word) else f"={HIDDEN}")
+            values_left = 1 if found[-1] == word else 0
+            before = word
+            continue
         if word.startswith("-") and not has_value and SECRET.search(name):
             values_left = math.inf if _SEVERAL.search(name) else 1
         elif _HEADER.fullmatch(word):
             values_left = math.inf
-        elif _SCHEME.search(word):
+        elif _KEYED.fullmatch(word) or _SCHEME.search(word):
             values_left = 1
         try:
             # A script may begin with a variable, and goes on behind its value.
@@ -68,6 +82,13 @@ def without_secrets(argv: Sequence[str], *, ends: str = "-") -> list[str]:
             found.append(HIDDEN)
         before = word
     return found
+
+
+def _is_assigned(name: str, word: str) -> bool:
+    """Return whether a word gives a value to the secret that the one before it names, with spaces around the sign."""
+    is_sign = (word.startswith("=") and word[1:2] != "=") or _ASSIGNS.fullmatch(word) is not None
+    # What a shell compares, as in `[ "$key" = a ]`, is assigned nothing.
+    return is_sign and "$" not in name and SECRET.search(name.rstrip("\"'])")) is not None
 
 
 def _cleared_value(name: str, word: str) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from kvtrace.errors import StoreError
@@ -58,6 +59,23 @@ def test_a_file_that_has_grown_adds_what_is_new(
 
     assert "3 points added; 9 of its points are there already" in said
     assert len(records.requests(store)) == 4
+
+
+def test_a_store_with_an_amount_that_nothing_has_is_answered_whole_without_it(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older kvtrace took it in, and then could answer for no request, of the import's or of before."""
+    with duckdb.connect(str(store)) as connection:
+        spoilt = f"UPDATE event SET request = 'hostile', b = {2**63 - 1} WHERE stage = 'transfer.done'"  # noqa: S608 -- a constant
+        connection.execute(spoilt)
+        connection.execute("DELETE FROM request")
+    file = records.write(tmp_path / "p.jsonl", records.aiperf("other", 0, 65, 101))
+
+    code, said = run(capsys, "--into", store, file)
+
+    assert code == 0
+    assert f"{store}: held amounts that nothing has, in 1 event, which was left out" in said
+    assert len(records.requests(store)) == 2
 
 
 def test_one_file_given_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

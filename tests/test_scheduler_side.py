@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from instrumented_connectors import intake
 from instrumented_connectors.scheduler_side import SchedulerSide
 from tests import connector_doubles as doubles
 from tests.observers import REMOTE, from_p, scheduler
@@ -154,6 +156,21 @@ def test_a_request_says_how_long_it_was_in_the_cores_queue(
 
     assert passed == [queued]
     assert [(event.request, event.numbers[3]) for event in memory.of("decode.enqueued")] == [("r", 4_000_000), ("s", 0)]
+
+
+def test_what_was_counted_for_another_thread_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a scheduler that works on another thread than it was made on."""
+    monkeypatch.setattr(intake.Starvation, "starved_ns", lambda _: 5)
+    intake._emptier.watch()
+    request = doubles.request("r")
+    intake._stamp(None, request)
+    found = [intake.came(request)]
+    other = threading.Thread(target=lambda: found.append(intake.came(request)))
+    other.start()
+    other.join()
+
+    assert [came.starved_ns for came in found] == [5, 0]
+    assert found[0].t_ns == found[1].t_ns == intake.newest_ns() > 0
 
 
 @pytest.mark.parametrize("result", [None, (), ("a text takes no attribute", 1), object()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from instrumented_connectors import intake
 from tests import connector_doubles as doubles
 from tests.observers import from_p, scheduler
 
@@ -137,6 +139,57 @@ def test_steps_that_only_decode_ask_the_kernel_nothing_while_nobody_waits(
     assert step({"a": 1}) == (False, 0)
     connector.request_finished(first, [])
     assert step({"a": 1}) == (False, 1)  # nobody is left, and who comes next will wait for this thread
+
+
+@pytest.mark.parametrize(
+    ("comes_ms", "counted_ms", "told_ms"),
+    [(-3, 0, 4), (1, 0, 4), (1, 3, 1), (None, 0, 0)],
+    ids=["in the step", "behind it", "late behind it", "nobody"],
+)
+def test_who_comes_while_an_engine_only_decodes_learns_that_its_scheduler_had_no_processor(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch, comes_ms: int | None,
+    counted_ms: int, told_ms: int,
+) -> None:  # fmt: skip
+    """A step ends at 10 ms, and of the 6 ms until the next one the kernel counts 4 without a processor.
+
+    The thread that fills the core's queue asks for the scheduler's: what was counted by then is not told, as it may
+    have been before that step's end. Of one that came before it, the scheduler itself asks at the end.
+    """
+
+    class EngineCore:
+        def preprocess_add_request(self, request: Any) -> tuple[Any, int]:
+            return request, 7
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.core", SimpleNamespace(EngineCore=EngineCore))
+    clock_ms, count_ms = [1.0], [100]
+    for module in ("intake", "scheduler_side"):
+        monkeypatch.setattr(f"instrumented_connectors.{module}.now_ns", lambda: int(clock_ms[0] * 1_000_000))
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.starved_ns", lambda: count_ms[0] * 1_000_000)
+    monkeypatch.setattr(intake.Starvation, "starved_ns", lambda _: count_ms[0] * 1_000_000)
+    scheduler(memory, connector)
+    others, own = doubles.request("others", prompt=6), doubles.request("own", prompt=6)
+
+    def scheduled(work: dict[str, int]) -> None:
+        connector.returns["build_connector_meta"] = doubles.metadata()
+        connector.build_connector_meta(doubles.output(work))
+
+    connector.on_new_request(others)
+    scheduled({"others": 6})
+    connector.get_kv_connector_stats()
+    scheduled({"others": 1})
+    moments = {10: connector.get_kv_connector_stats}
+    if comes_ms is not None:
+        moments[10 + comes_ms] = lambda: EngineCore().preprocess_add_request(own)
+    for clock_ms[0], happens in sorted(moments.items()):
+        count_ms[0] += counted_ms if clock_ms[0] > 10 else 0
+        happens()
+    clock_ms[0], count_ms[0] = 16, 104
+    if comes_ms is not None:
+        connector.on_new_request(own)
+    scheduled({"others": 1, "own": 6})
+    connector.get_kv_connector_stats()
+
+    assert [event.numbers[1] // 1_000_000 for event in memory.of("step.ended")] == [0, 0, told_ms]
 
 
 def test_a_step_says_how_long_its_result_waited_for_the_thread_that_is_the_workers_too(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -91,6 +92,19 @@ def test_a_forked_child_reads_its_own(tmp_path: Path) -> None:
     assert os.read(read, 16) == b"3000"
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the kernel does not count it")
+def test_a_thread_can_be_asked_about_by_another() -> None:
+    own, asked = Starvation(), Starvation(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    found = [own.starved_ns()]
+    other = threading.Thread(target=lambda: found.append(asked.starved_ns()))
+    other.start()
+    other.join()
+    found.append(own.starved_ns())
+
+    assert found == sorted(found)
+    assert found[0] > 0
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ def test_an_older_store_is_readable_after_its_upgrade(older: Path, capsys: pytes
     assert [entry.name for entry in older.parent.iterdir()] == ["run.duckdb"]
 
 
+def test_an_amount_that_nothing_has_costs_an_older_store_its_event_alone(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older kvtrace took it in; one such number kept all requests from being worked out."""
+    with duckdb.connect(str(older)) as connection:
+        connection.execute(f"UPDATE event SET request = 'hostile', b = {2**63 - 1} WHERE stage = 'transfer.done'")  # noqa: S608 -- a constant
+
+    assert cli.main(["upgrade", str(older)]) == 0
+
+    assert "held amounts that nothing has, in 2 events, which were left out" in capsys.readouterr().err
+    with Store.open(older) as store:
+        rows = store.rows("SELECT request_id, ttft_ns FROM request ORDER BY request_id")
+    assert rows == [{"request_id": name, "ttft_ns": 60 * MS} for name in "ab"]
+
+
 def test_a_store_whose_transfers_and_steps_were_views_has_them_as_tables(tmp_path: Path) -> None:
     """Schema 4 pivoted events where they were asked for; what was there stays there, column by column."""
     path = write_older(tmp_path / "run.duckdb", 4)

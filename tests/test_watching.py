@@ -111,37 +111,27 @@ def test_a_request_is_over_when_what_came_behind_its_end_is_in_the_store(tmp_pat
     assert told == [[], ["kvt-a"]]
 
 
-def test_a_request_is_over_when_the_answers_know_its_end(tmp_path: Path) -> None:
-    """And not when the end came while these were worked out."""
-    looking = Looking()
-    audience = Audience([looking], pytest.fail)
-    with Store.open(exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))) as store:
-        audience.took(store, store.arrow("SELECT * FROM event"))
-        audience.analysis_begins()
-        audience.took_in(time.time_ns())
-        told = []
-        for _ in range(2):
-            audience._next_s = 0.0
-            audience.analyzed(store, Stats())
-            told.append(list(looking.ids))
-            audience.analysis_begins()
+@pytest.mark.parametrize("comes_meanwhile", [False, True])
+def test_a_request_is_told_by_answers_that_know_its_end(tmp_path: Path, comes_meanwhile: bool) -> None:
+    """Not when what came with its end was read in while they were worked out, nor when its end itself was, long after.
 
-    assert told == [[], ["kvt-a"]]
-
-
-def test_a_request_whose_end_is_read_late_is_told_by_answers_that_know_it(tmp_path: Path) -> None:
-    """A spool that is brought from elsewhere may bring old ends while an analysis is under way."""
+    A spool that is brought from elsewhere may bring old ends.
+    """
     looking = Looking()
     audience = Audience([looking], pytest.fail)
     with (
         Store.open(exported.write(tmp_path / "before.duckdb")) as before,
         Store.open(exported.write(tmp_path / "run.duckdb", push(name="kvt-a"))) as store,
     ):
-        audience.took_in(time.time_ns())
-        audience.analysis_begins()
-        audience.took(store, store.arrow("SELECT * FROM event"))
+        steps = [
+            lambda: audience.took(store, store.arrow("SELECT * FROM event")),
+            audience.analysis_begins,
+            lambda: audience.took_in(time.time_ns()),
+        ]
+        for step in reversed(steps) if comes_meanwhile else steps:
+            step()
         told = []
-        for answered in (before, store):
+        for answered in (before if comes_meanwhile else store, store):
             audience._next_s = 0.0
             audience.analyzed(answered, Stats())
             told.append(list(looking.ids))

@@ -19,6 +19,7 @@ from kvtrace.reconcile import Line
 from kvtrace.reconcile import reconcile as reconciled
 from kvtrace.report import comparison, population, selection, totals
 from kvtrace.store import Store
+from kvtrace.store.amounts import count_impossible
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ def _refuse_empty(store: Store, run: Path) -> None:
         {},
     )[0]
     if not counted["requests"]:
+        if count := count_impossible(store):
+            told = f"{run} holds no request, and amounts that nothing has in {plural(count, 'event')}"
+            raise RequestError(f"{told}: `{command_line('upgrade', run)}` leaves these out and works out the others")
         raise RequestError(
             f"{run} holds no request, only {plural(counted['events'], 'event')} of "
             f"{plural(counted['processes'], 'process', 'processes')}: "

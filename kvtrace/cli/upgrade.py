@@ -12,6 +12,8 @@ from kvtrace.analyze import analyze
 from kvtrace.cli.signals import ended_in_order
 from kvtrace.errors import in_one_line
 from kvtrace.findings import table
+from kvtrace.messages import say
+from kvtrace.store.amounts import leave_out_impossible
 from kvtrace.store.upgrade import is_current, upgrading
 from kvtrace.wording import plural
 
@@ -22,14 +24,18 @@ def command(
 ) -> None:
     """Bring a store of an older kvtrace to the present schema, in place.
 
-    What was recorded stays as it is; the answers are worked out again. The older file stays until the new one is whole.
+    What was recorded stays as it is, but for amounts that nothing has; the answers are worked out again. The older file
+    stays until the new one is whole.
     """
     if is_current(store):
         told = f"{store} is current: there is nothing to upgrade"
     else:
         with upgrading(store) as arriving:
+            left_out = leave_out_impossible(arriving)
             requests = analyze(arriving)
             with arriving.transaction():
                 table.write(arriving)
         told = f"{store} is upgraded: {plural(requests, 'request')} worked out again"
+        if left_out:
+            say(f"{store} {left_out}")
     sys.stdout.write(in_one_line(told) + "\n")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtrace.errors import DamageError
 from kvtrace.store import Store, working_path
+from kvtrace.store.amounts import leave_out_impossible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,10 +15,22 @@ if TYPE_CHECKING:
 
 
 def opened(output: Path, notice: Callable[[str, str], None]) -> Store:
-    """Return the working file beside `output`, open for writing; what was torn is kept under another name, and said.
+    """Return the working file beside `output`, open for writing, without amounts that nothing has, and say of such.
 
-    The last snapshot takes its place: the spool still has what that lacks.
+    What was torn is kept under another name, and said. The last snapshot takes its place: the spool still has what
+    that lacks.
     """
+    store = _whole(output, notice)
+    try:
+        if left_out := leave_out_impossible(store):
+            notice(str(output), left_out)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _whole(output: Path, notice: Callable[[str, str], None]) -> Store:
     working = working_path(output)
     try:
         return Store.open(working, "write")

@@ -15,6 +15,7 @@ from kvtrace.importers import aiperf, clients, dynamo, formats, lifecycle, vllm_
 from kvtrace.importers.identity import Known
 from kvtrace.importers.source import Source, open_source
 from kvtrace.store import Store, created, identity, revised
+from kvtrace.store.amounts import leave_out_impossible
 from kvtrace.wording import plural
 
 if TYPE_CHECKING:
@@ -86,10 +87,13 @@ def import_files(
         return outcome
     made = revised(into, seen) if into is not None else created(_named(output), force=force)
     with made as store:
+        if left_out := leave_out_impossible(store):
+            outcome.said.append((str(into), left_out))
         with store.transaction():
             _write(store, [one for one in imported if fresh[one.source.digest]], fresh, clock, outcome)
         with store.transaction():
-            outcome.requests = analyze.analyze(store, _since_ns(store, fresh.values()))
+            since_ns = None if left_out else _since_ns(store, fresh.values())  # with such, nothing may be answered yet
+            outcome.requests = analyze.analyze(store, since_ns)
             table.write(store)
     return outcome
 

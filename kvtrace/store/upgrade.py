@@ -9,6 +9,8 @@ from kvtrace import __version__, schema
 from kvtrace.errors import StoreError
 from kvtrace.messages import quoted
 from kvtrace.store import opening
+from kvtrace.store.amounts import count_impossible
+from kvtrace.store.connection import Store
 from kvtrace.store.refusal import said_plainly
 from kvtrace.store.revision import refuse_changes, successor, unattended
 
@@ -18,13 +20,17 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from kvtrace.store.connection import Store
-
 
 def is_current(path: Path) -> bool:
-    """Return whether the store at `path` has the present schema; raise StoreError where none lies there."""
+    """Return whether the store at `path` is as this kvtrace writes it; raise StoreError where none lies there.
+
+    One of the present schema is not where it holds amounts that nothing has, which earlier versions took in.
+    """
     refuse_changes(path)
-    return opening.schema_version(path) == schema.SCHEMA_VERSION
+    if opening.schema_version(path) != schema.SCHEMA_VERSION:
+        return False
+    with Store.open(path) as store:
+        return not count_impossible(store)
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def upgrading(path: Path) -> Iterator[Store]:
     Raises StoreError where there is nothing to upgrade. After an exception the older store is as it was.
     """
     before, version = unattended(path), opening.schema_version(path)
-    if version == schema.SCHEMA_VERSION:
+    if version == schema.SCHEMA_VERSION and is_current(path):
         raise StoreError(f"{path} has schema {version}, which this kvtrace reads: there is nothing to upgrade")
     if version > schema.SCHEMA_VERSION:
         raise StoreError(f"{path} has the newer schema {version}; upgrade kvtrace to read it")

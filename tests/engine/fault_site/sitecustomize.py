@@ -14,15 +14,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import importlib.util
 import inspect
 import os
+import runpy
 import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,45 +248,7 @@ def _patch(module: ModuleType) -> None:
         _corrupt_arrivals(module)
 
 
-class _Finder:
-    """Finds the modules that hold points, and patches them once they have run."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's own spec with a loader that patches, None for modules without points."""
-        if name not in self._names:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module: ModuleType) -> None:
-            execute(module)
-            _patch(module)
-
-        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec
-
-
-def _install() -> None:
-    names = {point.module for point in POINTS} | {f"{_NIXL}.base_worker"}
-    for name in names & sys.modules.keys():
-        _patch(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(names - sys.modules.keys()))
-
-
-def _run_the_next_one() -> None:
-    """Run the sitecustomize that this one hides."""
-    here = Path(__file__).resolve().parent
-    others = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    spec = PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
+sites = runpy.run_path(str(Path(__file__).parents[1] / "sites.py"))
 if os.environ.get(FOLDER_VARIABLE):
-    _install()
-_run_the_next_one()
+    sites["patch_on_import"](dict.fromkeys([*(point.module for point in POINTS), f"{_NIXL}.base_worker"], _patch))
+sites["run_next_of"](__file__)

@@ -11,11 +11,9 @@ Nothing of kvtrace knows of this.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
-import sys
+import runpy
 import time
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,34 +69,6 @@ def _patch(module: ModuleType) -> None:
         owner.set_host_xfer_buffer_ops = standing_in
 
 
-class _Finder:
-    """Finds the modules of both classes, and patches them once they have run."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's own spec with a loader that patches, None for other modules."""
-        spec = PathFinder.find_spec(name, path, target) if name in CLASSES else None
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module: ModuleType) -> None:
-            execute(module)
-            _patch(module)
-
-        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec
-
-
-def _run_the_next_one() -> None:
-    """Run the sitecustomize that this one hides."""
-    here = Path(__file__).resolve().parent
-    others = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    spec = PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-for _name in CLASSES.keys() & sys.modules.keys():
-    _patch(sys.modules[_name])
-sys.meta_path.insert(0, _Finder())
-_run_the_next_one()
+sites = runpy.run_path(str(Path(__file__).parents[1] / "sites.py"))
+sites["patch_on_import"](dict.fromkeys(CLASSES, _patch))
+sites["run_next_of"](__file__)

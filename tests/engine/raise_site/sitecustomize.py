@@ -10,11 +10,9 @@ Nothing of kvtrace knows of this.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
-import sys
+import runpy
 import threading
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,34 +139,7 @@ PATCHES = {
 }
 
 
-class _Finder:
-    """Finds the modules to be patched, and patches them once they have run."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's own spec with a loader that patches, None for other modules."""
-        patch = PATCHES.get(name)
-        spec = PathFinder.find_spec(name, path, target) if patch is not None else None
-        if spec is None or spec.loader is None or patch is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module: ModuleType) -> None:
-            execute(module)
-            patch(module)
-
-        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec
-
-
-def _run_the_next_one() -> None:
-    """Run the sitecustomize that this one hides."""
-    here = Path(__file__).resolve().parent
-    others = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    spec = PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
+sites = runpy.run_path(str(Path(__file__).parents[1] / "sites.py"))
 if os.environ.get(FOLDER_VARIABLE):
-    sys.meta_path.insert(0, _Finder())
-_run_the_next_one()
+    sites["patch_on_import"](PATCHES)
+sites["run_next_of"](__file__)

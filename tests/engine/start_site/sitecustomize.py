@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import sys
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -19,25 +19,11 @@ if TYPE_CHECKING:
 MODULE, FUNCTION = "vllm.utils.system_utils", "get_mp_context"
 
 
-class _Finder:
-    """Finds the module that says how vLLM starts its processes, and lets it say that they fork."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the module's own spec with a loader that patches, None for other modules."""
-        spec = PathFinder.find_spec(name, path, target) if name == MODULE else None
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_patch(module: ModuleType) -> None:
-            execute(module)
-            if not hasattr(module, FUNCTION):
-                raise ImportError(f"{MODULE} has no {FUNCTION}: correct tests/engine/start_site")
-            setattr(module, FUNCTION, lambda: multiprocessing.get_context("fork"))
-
-        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec
+def _patch(module: ModuleType) -> None:
+    if not hasattr(module, FUNCTION):
+        raise ImportError(f"{MODULE} has no {FUNCTION}: correct tests/engine/start_site")
+    setattr(module, FUNCTION, lambda: multiprocessing.get_context("fork"))
 
 
-sys.meta_path.insert(0, _Finder())
+runpy.run_path(str(Path(__file__).parents[1] / "sites.py"))["patch_on_import"]({MODULE: _patch})
 gc.set_threshold(50_000, 20, 100)  # an engine's start is imports, and a quarter of their time went into collections
