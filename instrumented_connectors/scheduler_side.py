@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from instrumented_connectors import intake
+from instrumented_connectors import intake, privates
 from instrumented_connectors.starvation import WORTH_NS, starved_ns
 from instrumented_connectors.step_mark import StepMark
 from instrumented_connectors.watch import Bounded, Tracer, now_ns, watch
@@ -52,7 +53,9 @@ class _Live:
 class _Step:
     """One step between its making and the taking in of its result."""
 
-    __slots__ = ("made_ns", "mark", "number", "paused", "requests", "shown", "starved_ns", "tokens", "waiting")
+    __slots__ = (
+        "made_ns", "mark", "number", "ordered_ns", "paused", "requests", "shown", "starved_ns", "tokens", "waiting",
+    )  # fmt: skip
 
     def __init__(self, number: int, made_ns: int, tokens: int, requests: int, waiting: int, mark: StepMark) -> None:
         self.number = number
@@ -64,6 +67,7 @@ class _Step:
         self.paused = False
         self.starved_ns = 0
         self.shown = False
+        self.ordered_ns = 0
 
 
 class SchedulerSide:
@@ -99,6 +103,9 @@ class SchedulerSide:
         watch(connector, "update_connector_output", tracer, before=self._output)
         # The scheduler asks for stats once for every step's result, as the last thing that it asks.
         watch(connector, "get_kv_connector_stats", tracer, before=self._ended)
+        executor = getattr(sys.modules.get(privates.WORKER_MODULE), privates.EXECUTOR_CLASS, None)
+        if executor is not None:
+            watch(executor, privates.EXECUTOR_CALL, tracer, before=self._ordered)
 
     def _leg(self, params: dict[str, Any] | None) -> int:
         if params and params.get("do_remote_decode"):
@@ -218,6 +225,11 @@ class SchedulerSide:
             self._took_in = True
             self._tracer.emit(_RELEASED, request_id)
 
+    def _ordered(self, _executor: Any, method: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Note when the workers are told to sample; the order is for the step that was made up last."""
+        if method == privates.SAMPLE_ORDER and self._steps:
+            self._steps[-1].ordered_ns = now_ns()
+
     def _ended(self) -> None:
         took_in, self._took_in = self._took_in, False
         if not self._steps:
@@ -230,11 +242,12 @@ class SchedulerSide:
             self._ended_ns, self._starved_ns = 0, None  # it is not worth a reading, at its end or behind it
             return
         now = now_ns()
+        ordered_ns = now - step.ordered_ns if step.ordered_ns else 0
         is_owed = was_hidden and step.paused
         is_waited_for = self._prompting or self._awaiting or not self._live or intake.newest_ns() > self._came_ns
         if not (is_owed or step.mark.is_prompt or is_waited_for):
             # No first token waits for this step or the next one, and a reading takes 5 to 10 us behind a forward.
-            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
+            self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, ordered_ns, 0, "", now)
             self._ended_ns, self._starved_ns = now, None
             return
         count_ns = starved_ns()
@@ -243,7 +256,7 @@ class SchedulerSide:
         result_ns = step.mark.starved_since_ns(now, count_ns)
         if result_ns >= WORTH_NS:
             self._tracer.emit(_RESULT_STARVED, "", step.number, step.mark.rank, result_ns, 0, "", now)
-        self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, 0, 0, "", now)
+        self._tracer.emit(_STEP_ENDED, "", step.number, step.starved_ns, ordered_ns, 0, "", now)
         self._ended_ns, self._starved_ns = now, count_ns
 
     def _starved(self, now: int, count_ns: int) -> int:

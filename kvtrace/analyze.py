@@ -11,7 +11,7 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from kvtrace import answers, assemble, attempts, attribution, evidence, graph, keeping, occupancy, schema, stages
+from kvtrace import answers, assemble, attempts, attribution, graph, keeping, looks, occupancy, schema, stages
 from kvtrace.copies import COPY_STAGES
 from kvtrace.legs import BEFORE_ID, TRANSFER_STAGES, base_ids, remote_ids
 from kvtrace.model import NEVER_NS, Attribution, Event, Process, Request
@@ -180,7 +180,7 @@ def _names(store: Store, span: dict[str, int], bases: set[str]) -> list[str]:
 # Of other requests count who holds blocks or is in their way in a queue, what was posted and copied, how long messages
 # and transfers took, and whose those are.
 _BESIDE = frozenset((
-    *occupancy.STAGES, *evidence.QUEUE_STAGES, *TRANSFER_STAGES, *COPY_STAGES, stages.NOTIFIED.name,
+    *occupancy.STAGES, *looks.STAGES, *TRANSFER_STAGES, *COPY_STAGES, stages.NOTIFIED.name,
     stages.MATCHED.name,
     stages.LOAD_STARTED.name, stages.REGISTRATION_SENT.name, stages.REGISTRATION_RECEIVED.name,
     stages.ROUTER_RECEIVED.name, stages.PREFILL_HTTP_RECEIVED.name, stages.DECODE_HTTP_RECEIVED.name,

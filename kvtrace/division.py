@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvtrace import stages
 from kvtrace.evidence import Posts, Timeline, step_end_ns
-from kvtrace.model import Awake, Limits, Step
+from kvtrace.model import NEVER_NS, Awake, Limits, Step
 from kvtrace.occupancy import Held
 from kvtrace.wording import plural
 
@@ -20,6 +20,7 @@ from kvtrace.wording import plural
 # late beyond that, its thread having waited for a processor, counts too. Longer pauses are nobody's.
 TURN_NS = 1_000_000
 EMPTY_TURN_NS = 4_000_000
+NO_STEP = "the engine's core, of which no step was recorded then"
 # The core takes requests in between two steps. One that waited in its queue for less was taken in at once.
 INTAKE_NS = 1_000_000
 # A scheduler that looks at a waiting request again and again is shown doing so at most this often.
@@ -100,12 +101,14 @@ def divide_intake(start_ns: int, intake_ns: int, end_ns: int, timeline: Timeline
 class Wait(NamedTuple):
     """A wait for a place in a step of one engine: its side, and when the scheduler looked at the request (unix ns).
 
-    `looked` is None where nobody says, and empty where the request had its blocks and needed no look.
+    `looked` is None where nobody says, and empty where the request had its blocks and needed no look. From `at_work_ns`
+    on the scheduler was at work on the request, for longer than a look takes.
     """
 
     timeline: Timeline
     side: str
     looked: Sequence[int] | None = None
+    at_work_ns: int = NEVER_NS
 
     def saw_no_blocks(self, from_ns: int, until_ns: int) -> bool:
         """Return whether the scheduler looked at the request in that time and left it: slot and budget were free."""
@@ -141,7 +144,9 @@ def divide_engine_wait(start_ns: int, end_ns: int, wait: Wait) -> list[Part]:
         parts.append(Part(begin_ns, stop_ns, cause, reason))
         at_ns, turn_cause = stop_ns, cause
         turn = _turn(step)
-    parts.extend(_pause(at_ns, end_ns, turn, turn_cause if turn_cause == queue else boundary, wait))
+    begun_ns = min(max(wait.at_work_ns, at_ns + turn.own_ns + turn.starved_ns), end_ns)
+    parts.extend(_pause(at_ns, begun_ns, turn, turn_cause if turn_cause == queue else boundary, wait))
+    parts.append(Part(begun_ns, end_ns, boundary, "the scheduler, which was at work on this request"))
     return [part for part in parts if part.end_ns > part.start_ns]
 
 
@@ -234,7 +239,7 @@ def divide_turn(start_ns: int, end_ns: int, turn: Turn, cause: str) -> list[Part
     told = ", for which no processor was free" if known_ns > own_end_ns else ""
     return [
         Part(start_ns, known_ns, cause, f"the scheduler's next turn{told}"),
-        Part(known_ns, end_ns, stages.UNKNOWN.name, "nothing that was recorded"),
+        Part(known_ns, end_ns, stages.UNKNOWN.name, NO_STEP),
     ]
 
 

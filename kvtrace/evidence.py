@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
-from kvtrace import occupancy, stages
+from kvtrace import looks, occupancy, stages
 from kvtrace.model import NEVER_NS, Awake, Event, Handshake, Limits, Look, Posted, Process, Step
 from kvtrace.occupancy import Occupancy
 
@@ -22,7 +22,7 @@ class Timeline:
         senders: Mapping[int, list[Awake]] | None = None,
         handshakes: Iterable[Handshake] = (),
         held: Occupancy | None = None,
-        looks: Iterable[Look] = (),
+        vain: Iterable[Look] = (),
         limits: Limits | None = None,
     ) -> None:
         self.steps = sorted(steps, key=lambda step: step.scheduled_ns)
@@ -34,7 +34,7 @@ class Timeline:
         self.handshakes = sorted(handshakes)
         self.occupancy = held or Occupancy()
         self.limits = limits or Limits()
-        self._looks = sorted(looks)
+        self._vain = sorted(vain)
         self.has_ranks = any(step.ranks for step in self.steps)
         self._scheduled = [step.scheduled_ns for step in self.steps]
 
@@ -52,6 +52,10 @@ class Timeline:
         """
         first, last = bisect_left(self._scheduled, start_ns), bisect_left(self._scheduled, end_ns)
         return [step for step in self.steps[first:last] if not 0 < step.ended_ns < step.scheduled_ns]
+
+    def is_at_work(self, look_ns: int, given_ns: int) -> bool:
+        """Return whether the scheduler, which looked at a request, worked on that until it gave it blocks."""
+        return looks.is_one_turn(look_ns, given_ns, self._scheduled)
 
     def running(self, at_ns: int) -> Step | None:
         """Return the last step made up at or before `at_ns` that had not ended then, None if there was none."""
@@ -89,8 +93,8 @@ class Timeline:
 
         It takes requests in their order, so those behind one that gets no blocks are not looked at.
         """
-        first, last = bisect_left(self._looks, (enqueued_ns,)), bisect_left(self._looks, (until_ns,))
-        return [look.t_ns for look in self._looks[first:last] if look.enqueued_ns <= enqueued_ns]
+        first, last = bisect_left(self._vain, (enqueued_ns,)), bisect_left(self._vain, (until_ns,))
+        return [look.t_ns for look in self._vain[first:last] if look.enqueued_ns <= enqueued_ns]
 
     @property
     def last_ns(self) -> int:
@@ -127,14 +131,6 @@ class Posts:
                 at_ns = stop_ns
 
 
-_ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
-_CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
-QUEUE_STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
-"""The stages that say whom a scheduler looked at, and whether it gave blocks."""
-AT_ONCE_NS = 1_000_000
-"""A look and the blocks that it leads to are parts of one call of the scheduler, in ns."""
-
-
 def step_end_ns(step: Step) -> int:
     """Return when the step was over: taken in by the scheduler, else the latest that is known of it. Unix ns."""
     return step.ended_ns or max(step.connected_ns, step.forwarded_ns, step.started_ns, step.scheduled_ns)
@@ -144,7 +140,7 @@ def step_end_ns(step: Step) -> int:
 _KINDS = {
     **{stage.name: stage.name.partition(".")[0] for stage in stages.STAGES if stage.where is stages.Where.ENGINE},
     **{stage.name: "handshake" for stage in (stages.HANDSHAKE_STARTED, stages.HANDSHAKE_ENDED)},
-    **dict.fromkeys(QUEUE_STAGES - occupancy.STAGES, "queue"),
+    **dict.fromkeys(looks.STAGES - occupancy.STAGES, "queue"),
     **dict.fromkeys(occupancy.STAGES, "blocks"),
 }
 
@@ -169,7 +165,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             handshakes[process.engine].append(event)
         elif kind == "blocks":
             holding[process.engine][event.request].append(event)
-        if event.stage in QUEUE_STAGES:
+        if event.stage in looks.STAGES:
             queued[process.engine][event.request].append(event)
     several = {process.engine for process in processes.values() if process.tp_size > 1}
     engines = set(stamps) | set(senders) | set(handshakes) | set(holding) | set(queued)
@@ -179,7 +175,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
-            (look for seen in queued[engine].values() for look in _vain(sorted(seen))),
+            looks.vain(queued[engine].values(), stamps[engine]),
             _limits(engine, processes),
         )
         for engine in engines
@@ -238,25 +234,25 @@ def _step(number: int, found: Mapping[str, list[Event]], *, several: bool) -> St
         starved_ns=max(0, ended[0].b) if ended else 0,
         forward_starved_ns=max((0, *(event.c for event in starved))),
         connector_starved_ns=max((0, *(event.d for event in starved))),
-        result_starved_ns=max((0, *(event.c for event in found.get(stages.RESULT_STARVED.name, ())))),
+        result_starved_ns=_result_starved_ns(found),
     )
+
+
+def _result_starved_ns(found: Mapping[str, list[Event]]) -> int:
+    """Return for how long at least a worker that was told to sample had no processor until its result was there, ns.
+
+    Until it was told it looked for the order again and again, and what it lacked then was the order.
+    """
+    starved = found.get(stages.RESULT_STARVED.name)
+    if not starved:
+        return 0
+    connected, ended = found.get(stages.STEP_CONNECTED.name), found.get(stages.STEP_ENDED.name)
+    looked_ns = ended[0].t_ns - ended[0].c - connected[0].t_ns if connected and ended and ended[0].c > 0 else 0
+    return max(0, max(event.c for event in starved) - max(0, looked_ns))
 
 
 def _connector_ns(connected: Event) -> int:
     return connected.c
-
-
-def _vain(seen: list[Event]) -> Iterable[Look]:
-    """Yield the looks at one request after which it got no blocks, from its events in time order."""
-    enqueued_ns: int | None = None
-    for position, event in enumerate(seen):
-        if event.stage in _ENQUEUED:
-            enqueued_ns = event.t_ns
-        elif event.stage in _CONSIDERED and enqueued_ns is not None:
-            after = seen[position + 1] if position + 1 < len(seen) else None
-            is_vain = after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > AT_ONCE_NS
-            if is_vain:
-                yield Look(event.t_ns, enqueued_ns)
 
 
 def _awake(seen: list[Event]) -> list[Awake]:

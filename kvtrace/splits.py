@@ -10,6 +10,7 @@ from kvtrace import copies, division, own_steps, stages
 from kvtrace.division import Part, Wait
 from kvtrace.evidence import NOTHING, Posts, Timeline
 from kvtrace.graph import Graph, Surroundings
+from kvtrace.looks import AT_ONCE_NS
 from kvtrace.model import NEVER_NS, Point, Request, Transfer
 from kvtrace.modes import PULL
 
@@ -89,8 +90,9 @@ def _divide_by_evidence(
         return _divide_intake(edge, start_ns, end_ns, request, timeline)
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if what == "wait":
-        looked = () if edge.before is stages.READY else _looked(request, side, timeline)
-        return division.divide_engine_wait(start_ns, end_ns, Wait(timeline, side, looked))
+        has_blocks = edge.before is stages.READY
+        wait = Wait(timeline, side, ()) if has_blocks else _wait(request, side, timeline, end_ns)
+        return division.divide_engine_wait(start_ns, end_ns, wait)
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
         return _with_saves(own_steps.divide_steps(start_ns, end_ns, prompt_own, timeline, side), side, request, around)
@@ -143,6 +145,15 @@ def _intake_ns(request: Request, enqueued: str, at_ns: int) -> int:
 
 def _engine(request: Request, side: str) -> str:
     return request.prefill_engine if side == "prefill" else request.decode_engine
+
+
+def _wait(request: Request, side: str, timeline: Timeline, end_ns: int) -> Wait:
+    """Return a wait for blocks that ends then: when the scheduler looked, and since when it was at work on them."""
+    own = [event.t_ns for event in request.events.get(_LOOKS[side][0].name, ()) if event.t_ns <= end_ns]
+    wait = Wait(timeline, side, _looked(request, side, timeline))
+    if own and max(own) < end_ns - AT_ONCE_NS and timeline.is_at_work(max(own), end_ns):
+        return wait._replace(at_work_ns=max(own))
+    return wait
 
 
 def _looked(request: Request, side: str, timeline: Timeline) -> list[int] | None:
@@ -267,7 +278,7 @@ def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
     timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
-    wait = Wait(timeline, "decode", _looked(request, "decode", timeline))
+    wait = _wait(request, "decode", timeline, end_ns)
     return [
         part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
         for part in division.divide_engine_wait(start_ns, end_ns, wait)

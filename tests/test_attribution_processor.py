@@ -110,6 +110,28 @@ def test_a_thread_without_a_processor_neither_posts_nor_looks(
     assert (after.transfer_low_ns, after.transfer_high_ns) == bounds
 
 
+@pytest.mark.parametrize(
+    ("ordered_ms", "sample_ms", "wait_ms"), [(0, 0.5, 2.5), (2.5, 0.5, 2.5), (1, 2, 1), (0.2, 2.8, 0.2)]
+)
+def test_a_worker_that_is_not_told_to_sample_lacks_the_order_and_no_processor(
+    ordered_ms: float, sample_ms: float, wait_ms: float
+) -> None:
+    """Computed at 30, through at 30.5, no processor until 33; told to sample so long before, 0: nobody saw."""
+    plain, trace = (
+        push().shifted(31, 2).at(33, stages.RESULT_STARVED, "", 1, 0, lacked_ns, process=P)
+        for lacked_ns in (0, round(2.5 * MS))
+    )
+    trace.events = [
+        event._replace(c=round(ordered_ms * MS)) if (event.stage, event.a) == ("step.ended", 1) else event
+        for event in trace.events
+    ]
+    before, causes = causes_ms(plain.answer()), causes_ms(trace.answer())
+
+    assert before["prefill.sample"] == 3
+    assert causes["prefill.sample"] == pytest.approx(sample_ms)
+    assert causes["processor.wait"] == pytest.approx(wait_ms)
+
+
 def test_of_two_ranks_the_one_that_had_no_processor_for_longest_counts() -> None:
     """The others wait for it in every layer: what they lacked beside it made nothing longer that is known."""
     trace = push().at(30.5, stages.WORKER_STARVED, "", 1, 0, 3 * MS, 0, process=P)

@@ -50,6 +50,27 @@ def test_queue_behind_others_is_compute_and_their_blocks_are_not() -> None:
     assert causes["prefill.queue"] == 20.5
 
 
+@pytest.mark.parametrize(("looked_ms", "work_ms"), [(32, 2), (20, 14), (3.5, 30)])
+def test_a_scheduler_that_takes_long_over_a_request_is_at_work(looked_ms: float, work_ms: float) -> None:
+    """Taken in at 3, looked at then, given blocks at 34; between the turn and the look nobody is charged."""
+    trace = push().shifted(3.1, 30).at(looked_ms, stages.PREFILL_CONSIDERED, "cmpl-r1-0-aaaaaaaa", 0, 0)
+    answer = trace.answer()
+    told = {one.waited_for: (one.end_ns - one.start_ns) / MS for one in answer.segments}
+
+    assert told.get("the scheduler, which was at work on this request", 0) == pytest.approx(work_ms)
+    assert causes_ms(answer).get("unattributed", 0) == pytest.approx(30 - work_ms)
+
+
+def test_a_step_behind_a_look_says_that_the_look_was_in_vain() -> None:
+    """Looked at at 4 and given blocks at 34, with a step for others made up at 13: the turn of that look was over."""
+    trace = push().shifted(3.1, 30).at(4, stages.PREFILL_CONSIDERED, "cmpl-r1-0-aaaaaaaa", 0, 0)
+    trace.step(P, 100, (13, 14, 30, 30, 33), tokens=500)
+    told = [one.waited_for for one in trace.answer().segments]
+
+    assert "the scheduler, which was at work on this request" not in told
+    assert any(one.startswith("KV blocks") for one in told)
+
+
 def test_chunks_of_others_between_own_chunks_are_queue() -> None:
     """Two own chunks with a step for others in between."""
     trace = push().without(

@@ -214,6 +214,33 @@ def test_a_step_says_how_long_its_result_waited_for_the_thread_that_is_the_worke
     assert [event.numbers for event in memory.of("step.result_starved")] == [(1, 2, 4_000_000, 0)]
 
 
+def test_a_step_says_how_long_ago_its_workers_were_told_to_sample(
+    memory: doubles.Memory, connector: doubles.Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told 10 ms before the end; of a step whose workers answer without being told nothing is said."""
+
+    class MultiprocExecutor:
+        def collective_rpc(self, method: str, args: tuple[object, ...] = ()) -> tuple[str, tuple[object, ...]]:
+            return method, args
+
+    module = SimpleNamespace(MultiprocExecutor=MultiprocExecutor)
+    monkeypatch.setitem(sys.modules, "vllm.v1.executor.multiproc_executor", module)
+    clock = itertools.count(1_000_000_000, 10_000_000)  # 10 ms apart
+    monkeypatch.setattr("instrumented_connectors.scheduler_side.now_ns", lambda: next(clock))
+    scheduler(memory, connector)
+    executor = MultiprocExecutor()
+    assert executor.collective_rpc("sample_tokens", args=("no step yet",)) == ("sample_tokens", ("no step yet",))
+    for is_asked in (True, False):
+        connector.returns["build_connector_meta"] = doubles.metadata()
+        connector.build_connector_meta(doubles.output({"a": 1}))
+        executor.collective_rpc("execute_model")
+        if is_asked:
+            executor.collective_rpc("sample_tokens")
+        connector.get_kv_connector_stats()
+
+    assert [event.numbers[2] for event in memory.of("step.ended")] == [10_000_000, 0]
+
+
 def test_a_step_without_tokens_shows_only_if_something_happens_in_it(
     memory: doubles.Memory, connector: doubles.Connector
 ) -> None:

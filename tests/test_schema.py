@@ -134,7 +134,10 @@ def test_events_carry_their_payload_under_its_names(store: Store) -> None:
 
 
 def test_a_step_joins_its_scheduler_and_all_its_workers(store: Store) -> None:
-    """It ends with the slowest rank, whose times count; a step of the same number in another engine stays apart."""
+    """It ends with the slowest rank, whose times count; a step of the same number in another engine stays apart.
+
+    A rank is through at 10 and told to sample at 11: until then it lacked no processor that it had a use for.
+    """
     append_process(store, 1, pid=10, kind="core", engine_id="P")
     append_process(store, 2, pid=11, parent=10, started_ns=1, kind="worker", engine_id="P", rank="0")
     append_process(store, 3, pid=12, parent=10, started_ns=1, kind="worker", engine_id="P", rank="1")
@@ -150,8 +153,8 @@ def test_a_step_joins_its_scheduler_and_all_its_workers(store: Store) -> None:
         (3, "step.connected", 11, "", "", 5, 1, 700, 100),
         (2, "step.worker_starved", 10, "", "", 5, 0, 600, 50),
         (3, "step.worker_starved", 11, "", "", 5, 1, 300, 80),
-        (2, "step.result_starved", 11, "", "", 5, 0, 40, 0),
-        (1, "step.ended", 12, "", "", 5, 900, 0, 0),
+        (2, "step.result_starved", 12, "", "", 5, 0, MS + 40, 0),
+        (1, "step.ended", 12, "", "", 5, 900, MS, 0),
         (4, "step.scheduled", 1, "", "", 5, 1, 1, 0),
     )
 

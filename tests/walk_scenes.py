@@ -62,6 +62,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     made.events += list(_without_processor(made))
     made.events = list(_queued(made))
     made.events += list(_shaken(made))
+    made.events = list(_ordered(made))
     made.events.sort()
     return made
 
@@ -151,6 +152,14 @@ def _without_processor(made: Scene) -> Iterator[Event]:
             yield event._replace(
                 stage=stages.NOTICE_STARVED.name, a=0, b=starved_ns, c=starved_ns + longer_ns, d=0, ref=""
             )
+
+
+def _ordered(made: Scene) -> Iterator[Event]:
+    """Yield the events, some cores having told workers late to sample, or before their connectors were through."""
+    rng = random.Random(f"{made.number}-{len(made.events)}-order")
+    for event in made.events:
+        is_told = event.stage == "step.ended" and rng.random() < 0.4
+        yield event._replace(c=int(rng.expovariate(1 / 1.5) * MS)) if is_told else event
 
 
 def _queued(made: Scene) -> Iterator[Event]:

@@ -68,7 +68,10 @@ WITH seen AS (
     arg_min(e.b, e.t_ns) FILTER (e.stage = 'step.ended') AS starved_ns,
     coalesce(max(e.c) FILTER (e.stage = 'step.worker_starved'), 0) AS forward_starved_ns,
     coalesce(max(e.d) FILTER (e.stage = 'step.worker_starved'), 0) AS connector_starved_ns,
-    coalesce(max(e.c) FILTER (e.stage = 'step.result_starved'), 0) AS result_starved_ns
+    coalesce(max(e.c) FILTER (e.stage = 'step.result_starved'), 0) AS starved_behind_ns,
+    CASE WHEN arg_min(e.c, e.t_ns) FILTER (e.stage = 'step.ended') > 0
+      THEN (min(e.t_ns) FILTER (e.stage = 'step.ended')) - (arg_min(e.c, e.t_ns) FILTER (e.stage = 'step.ended'))
+        - (min(e.t_ns) FILTER (e.stage = 'step.connected')) END AS looked_ns
   FROM event AS e JOIN place AS p USING (process)
   WHERE e.stage IN ({_STEP_STAGES}) AND {among}
   GROUP BY p.core, e.a
@@ -84,7 +87,8 @@ SELECT
   s.process, s.step, s.engine, {at_time("coalesce(s.scheduled_ns, s.started_ns)")} AS ts, s.scheduled_ns, s.started_ns,
   s.forwarded_ns, s.connected_ns, s.ended_ns, s.tokens, s.requests, s.waiting, s.ranks, s.connector_ns,
   s.before_forward_ns, CASE WHEN g.gap_ns < {LOOK_BACK_NS} THEN g.gap_ns END AS gap_ns, s.starved_ns,
-  s.forward_starved_ns, s.connector_starved_ns, s.result_starved_ns
+  s.forward_starved_ns, s.connector_starved_ns,
+  greatest(0, s.starved_behind_ns - greatest(0, coalesce(s.looked_ns, 0))) AS result_starved_ns
 FROM seen AS s LEFT JOIN spaced AS g ON g.process = s.process AND g.step = s.step
 ORDER BY coalesce(s.scheduled_ns, s.started_ns)
 """

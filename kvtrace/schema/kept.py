@@ -81,7 +81,11 @@ STEP = Table(
         ("starved_ns", "BIGINT", "How long the scheduler's thread could have run before it and had no processor."),
         ("forward_starved_ns", "BIGINT", "A worker's time without a processor in its forward, the most of any rank."),
         ("connector_starved_ns", "BIGINT", "A worker's time without a processor in the connector's work, at least."),
-        ("result_starved_ns", "BIGINT", "A worker's time without a processor between connector's work and result."),
+        (
+            "result_starved_ns",
+            "BIGINT",
+            "A worker's time without a processor between connector's work and result, once told to sample.",
+        ),
     ),
 )
 

@@ -69,6 +69,8 @@ PUSH = (
     Delay("forward on D", {("decode", "forward"): DELAY_MS}, "decode.first_step"),
     Delay("worker returns P's token", {("prefill", "worker.replies_tokens"): DELAY_MS}, "prefill.sample"),
     Delay("P's core takes the request in", {("prefill", "core.takes_in"): DELAY_MS}, "prefill.frontend"),
+    Delay("P's scheduler finds blocks", {("prefill", "core.allocates"): DELAY_MS}, "prefill.step_boundary"),
+    Delay("P's core orders the sampling", {("prefill", "core.orders_sample"): DELAY_MS}, "prefill.sample"),
     Delay("D detokenises", {("decode", "frontend.detokenises"): DELAY_MS}, "decode.frontend"),
     Delay("plain, long", {_FORWARD: LONG_MS}, against="", times=2),
     Delay("registration in time", {_FORWARD: LONG_MS, _REGISTRATION: DELAY_MS}, "", "registration", "plain, long", 2),
@@ -92,6 +94,7 @@ PULL = (
     Delay("worker reports the load", {("decode", "worker.replies_load"): DELAY_MS}, "report"),
     Delay("forward on D", {("decode", "forward"): DELAY_MS}, "decode.first_step"),
     Delay("D's worker takes the step up", {("decode", "worker.executes"): DELAY_MS}, "decode.first_step"),
+    Delay("D's core orders the sampling", {("decode", "core.orders_sample"): DELAY_MS}, "decode.sample"),
     Delay("D's core sends its output", {("decode", "core.sends_output"): DELAY_MS}, "decode.frontend"),
 )
 

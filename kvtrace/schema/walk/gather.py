@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from kvtrace import stages
 from kvtrace.division import EMPTY_TURN_NS, TURN_NS
-from kvtrace.evidence import AT_ONCE_NS
 from kvtrace.legs import PREFIXES
+from kvtrace.looks import AT_ONCE_NS
 from kvtrace.schema.walk.aggregates import SAID, among, count, first, last, least, most, named, spread, when
 
 FRONT = tuple(
@@ -121,7 +121,7 @@ def steps() -> list[tuple[str, str]]:
     greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved,
     greatest(0, coalesce({most("c", stages.WORKER_STARVED)}, 0)) AS lacked_f,
     greatest(0, coalesce({most("d", stages.WORKER_STARVED)}, 0)) AS lacked_c,
-    greatest(0, coalesce({most("c", stages.RESULT_STARVED)}, 0)) AS lacked_r
+    greatest(0, coalesce({most("c", stages.RESULT_STARVED)}, 0) - {_looked_for_order()}) AS lacked_r
   FROM turned GROUP BY eno, a, turn""",
         ),
         (
@@ -214,6 +214,13 @@ def _leg(side: str, own: tuple[stages.Stage, ...], columns: str) -> str:
     look IS NOT NULL AND (at_once AND k0 = k1 AND NOT mixed) IS NOT TRUE AS vain
   FROM (SELECT * FROM ({mine}) FULL JOIN (SELECT * FROM x WHERE of_{side}) USING (request))"""
     return base_of(whole)
+
+
+def _looked_for_order() -> str:
+    """Return for how long a step's workers looked for the order to sample, in ns; 0 where nobody saw that."""
+    told = first("c", stages.STEP_ENDED)
+    waited = f"{least('t_ns', stages.STEP_ENDED)} - {told} - {least('t_ns', stages.STEP_CONNECTED)}"
+    return f"greatest(0, coalesce(CASE WHEN {told} > 0 THEN {waited} END, 0))"
 
 
 def _looked(considered: stages.Stage, allocated: stages.Stage) -> str:

@@ -126,6 +126,8 @@ POINTS = (
     Point("frontend.hands_over", "vllm.v1.engine.core_client", "AsyncMPClient.add_request_async"),
     Point("core.takes_in", "vllm.v1.engine.core", "EngineCore.preprocess_add_request"),
     Point("core.sends_output", "vllm.v1.serial_utils", "MsgpackEncoder.encode_into", applies=_carries_outputs),
+    Point("core.allocates", "vllm.v1.core.kv_cache_manager", "KVCacheManager.allocate_slots"),
+    Point("core.orders_sample", _EXECUTOR, "MultiprocExecutor.sample_tokens"),
     Point("forward", "vllm.model_executor.models.qwen3", "Qwen3ForCausalLM.forward"),
     Point("worker.executes", "vllm.v1.worker.gpu_worker", "Worker.execute_model", applies=_has_tokens),
     Point("worker.replies_tokens", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("tokens")),
