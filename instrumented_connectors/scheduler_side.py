@@ -41,13 +41,14 @@ _PAUSE_NS = 1_000_000
 class _Live:
     """One request between its arrival in the scheduler and its end."""
 
-    __slots__ = ("allocated", "considered_ns", "leg", "request")
+    __slots__ = ("allocated", "considered_ns", "leg", "looked_ns", "request")
 
     def __init__(self, request: Any, leg: int) -> None:
         self.request = request
         self.leg = leg
         self.allocated = False
         self.considered_ns = 0
+        self.looked_ns = 0
 
 
 class _Step:
@@ -135,7 +136,7 @@ class SchedulerSide:
         live = self._live.get(request.request_id)
         if live is None:
             return
-        now = now_ns()
+        live.looked_ns = now = now_ns()
         if now - live.considered_ns < _CONSIDERED_EVERY_NS:
             return
         live.considered_ns = now
@@ -152,7 +153,10 @@ class SchedulerSide:
         count = sum(len(group) for group in blocks.blocks)
         params = request.kv_transfer_params
         transfer_id = str(params.get("transfer_id") or "") if params else ""
-        self._tracer.emit(_ALLOCATED[live.leg], request.request_id, count, num_external_tokens, 0, 0, transfer_id)
+        now = now_ns()
+        looked_ns = now - live.looked_ns if live.looked_ns else 0
+        code = _ALLOCATED[live.leg]
+        self._tracer.emit(code, request.request_id, count, num_external_tokens, looked_ns, 0, transfer_id, now)
 
     def _scheduled(self, _token: None, metadata: Any, scheduler_output: Any) -> None:
         now = now_ns()
@@ -194,7 +198,7 @@ class SchedulerSide:
         if live is None:
             return
         live.allocated = False
-        live.considered_ns = 0
+        live.considered_ns = live.looked_ns = 0
         self._prompting[request_id] = live
         self._tracer.emit(_PREEMPTED[live.leg], request_id, 0, 0, 0, 0, "", now)
 

@@ -53,10 +53,6 @@ class Timeline:
         first, last = bisect_left(self._scheduled, start_ns), bisect_left(self._scheduled, end_ns)
         return [step for step in self.steps[first:last] if not 0 < step.ended_ns < step.scheduled_ns]
 
-    def is_at_work(self, look_ns: int, given_ns: int) -> bool:
-        """Return whether the scheduler, which looked at a request, worked on that until it gave it blocks."""
-        return looks.is_one_turn(look_ns, given_ns, self._scheduled)
-
     def running(self, at_ns: int) -> Step | None:
         """Return the last step made up at or before `at_ns` that had not ended then, None if there was none."""
         position = bisect_right(self._scheduled, at_ns) - 1
@@ -175,7 +171,7 @@ def timelines(events: Iterable[Event], processes: Mapping[int, Process]) -> dict
             {process: _awake(seen) for process, seen in senders[engine].items()},
             _handshakes(handshakes[engine]),
             Occupancy(span for seen in holding[engine].values() for span in occupancy.spans(sorted(seen))),
-            looks.vain(queued[engine].values(), stamps[engine]),
+            looks.vain(queued[engine].values()),
             _limits(engine, processes),
         )
         for engine in engines

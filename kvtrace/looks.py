@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 from kvtrace import stages
@@ -10,33 +9,33 @@ from kvtrace.model import Event, Look
 
 _ENQUEUED = frozenset((stages.PREFILL_ENQUEUED.name, stages.DECODE_ENQUEUED.name))
 _CONSIDERED = frozenset((stages.PREFILL_CONSIDERED.name, stages.DECODE_CONSIDERED.name))
-STAGES = _ENQUEUED | _CONSIDERED | {stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name}
+_ALLOCATED = frozenset((stages.PREFILL_ALLOCATED.name, stages.DECODE_ALLOCATED.name))
+STAGES = _ENQUEUED | _CONSIDERED | _ALLOCATED
 """The stages that say whom a scheduler looked at, and whether it gave blocks."""
 AT_ONCE_NS = 1_000_000
 """A look and the blocks that it leads to are parts of one call of the scheduler, in ns."""
 
 
-def vain(queued: Iterable[list[Event]], stamps: Iterable[Event]) -> Iterator[Look]:
+def vain(queued: Iterable[list[Event]]) -> Iterator[Look]:
     """Yield the looks of one engine's scheduler after which a request got no blocks.
 
-    `queued` are the events of `STAGES` by request, `stamps` those of the engine's steps.
+    `queued` are the events of `STAGES` by request.
     """
-    made_ns = sorted(event.t_ns for event in stamps if event.stage == stages.STEP_SCHEDULED.name)
     for seen in queued:
-        yield from _vain(sorted(seen), made_ns)
+        yield from _vain(sorted(seen))
 
 
-def _vain(seen: list[Event], made_ns: list[int]) -> Iterator[Look]:
+def _vain(seen: list[Event]) -> Iterator[Look]:
     enqueued_ns: int | None = None
     for position, event in enumerate(seen):
         if event.stage in _ENQUEUED:
             enqueued_ns = event.t_ns
         elif event.stage in _CONSIDERED and enqueued_ns is not None:
             after = seen[position + 1] if position + 1 < len(seen) else None
-            if after is None or after.stage in _CONSIDERED or not is_one_turn(event.t_ns, after.t_ns, made_ns):
+            if after is None or after.stage in _CONSIDERED or after.t_ns - event.t_ns > turn_ns(after):
                 yield Look(event.t_ns, enqueued_ns)
 
 
-def is_one_turn(look_ns: int, given_ns: int, made_ns: list[int]) -> bool:
-    """Return whether the scheduler gave blocks in the turn in which it looked; `made_ns` is when it made steps up."""
-    return given_ns - look_ns <= AT_ONCE_NS or bisect_left(made_ns, given_ns) == bisect_right(made_ns, look_ns)
+def turn_ns(given: Event) -> int:
+    """Return for how long at most the scheduler may have worked on a request until it gave it these blocks, ns."""
+    return max(AT_ONCE_NS, given.c) if given.stage in _ALLOCATED else AT_ONCE_NS

@@ -149,11 +149,11 @@ def _engine(request: Request, side: str) -> str:
 
 def _wait(request: Request, side: str, timeline: Timeline, end_ns: int) -> Wait:
     """Return a wait for blocks that ends then: when the scheduler looked, and since when it was at work on them."""
-    own = [event.t_ns for event in request.events.get(_LOOKS[side][0].name, ()) if event.t_ns <= end_ns]
     wait = Wait(timeline, side, _looked(request, side, timeline))
-    if own and max(own) < end_ns - AT_ONCE_NS and timeline.is_at_work(max(own), end_ns):
-        return wait._replace(at_work_ns=max(own))
-    return wait
+    given = [event for event in request.events.get(_LOOKS[side][2].name, ()) if event.t_ns <= end_ns]
+    if not given or max(given).c <= AT_ONCE_NS or timeline.between(max(given).t_ns, end_ns):
+        return wait
+    return wait._replace(at_work_ns=max(given).t_ns - max(given).c)
 
 
 def _looked(request: Request, side: str, timeline: Timeline) -> list[int] | None:

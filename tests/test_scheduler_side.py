@@ -32,7 +32,9 @@ def test_a_request_on_p_from_arrival_to_its_kept_blocks(memory: doubles.Memory, 
 
     assert memory.of("prefill.enqueued")[0].numbers == (600, 2_500_000_000, 0, 0)
     assert memory.of("prefill.considered")[0].numbers == (16, 0, 0, 0)
-    assert memory.of("prefill.allocated")[0].numbers == (4, 0, 0, 0)
+    blocks, remote, looked_ns, _ = memory.of("prefill.allocated")[0].numbers
+    assert (blocks, remote) == (4, 0)
+    assert 0 < looked_ns == memory.of("prefill.allocated")[0].t_ns - memory.of("prefill.considered")[0].t_ns
     # The step behind the last of the prompt works on the second output token: it decides nothing about the first.
     assert [event.numbers for event in memory.of("prefill.scheduled")] == [(1, 512, 0, 600), (2, 88, 512, 600)]
     assert memory.of("prefill.finished")[0] == ("prefill.finished", "r", (3, 1, 0, 0), "FINISHED_LENGTH_CAPPED", 0)
@@ -51,7 +53,8 @@ def test_a_legs_transfer_id_goes_with_its_blocks(
     connector.on_new_request(request)
     connector.update_state_after_alloc(request, SimpleNamespace(blocks=([1, 2],)), 0)
 
-    assert memory.of("decode.allocated") == [("decode.allocated", "r", (2, 0, 0, 0), said, 0)]
+    (allocated,) = memory.of("decode.allocated")
+    assert allocated[:4] == ("decode.allocated", "r", (2, 0, 0, 0), said)
 
 
 def test_a_request_on_d_keeps_its_leg_after_vllm_flips_its_params(
