@@ -55,7 +55,7 @@ def strange() -> list[tuple[str, str]]:
             """SELECT r.*, CASE WHEN alone = 'imported points' THEN alone
       WHEN kind = 1 OR alone = 'ids that lead to other requests' THEN 'ids that lead to other requests'
       WHEN alone = 'engines that are both sides' THEN alone
-      WHEN kind = 2 OR alone = 'several legs' THEN 'several legs' WHEN alone = 'several transfers' THEN alone
+      WHEN kind = 2 OR alone = 'several legs' THEN 'several legs'
       WHEN kind = 3 THEN 'several attempts' ELSE alone END AS why
   FROM r LEFT JOIN strange USING (base)""",
         ),
