@@ -40,14 +40,13 @@ def seen() -> list[tuple[str, str]]:
     coalesce(nd.ranks, 1) AS width
   FROM judged LEFT JOIN naming AS np ON np.eno = pe LEFT JOIN naming AS nd ON nd.eno = de WHERE several AND {KNOWN}""",
         ),
+        ("named", "SELECT base, unnest([p_id, d_id, read_id]) AS id, unnest([0, 1, 2]) AS kind FROM ranked"),
         (
             "said",
-            f"""SELECT i.base, i.kind, e.process, stage, t_ns, a, b, c, d, "ref"
-  FROM event AS e JOIN home AS h USING (process) JOIN (
-      SELECT base, unnest([p_id, d_id, read_id]) AS id, unnest([0, 1, 2]) AS kind FROM ranked) AS i
-    ON i.id = hash(e.request)
-      AND i.kind = CASE WHEN {among(s.REGISTRATION_RECEIVED)} THEN 2 WHEN has_p THEN 0 ELSE 1 END
-  WHERE e.request <> '' AND {among(*_READ_AGAIN)}""",
+            f"""SELECT i.base, i.kind, e.process, stage, t_ns, a, b, c, d, "ref" FROM (SELECT * FROM event
+      WHERE request <> '' AND {among(*_READ_AGAIN)} AND hash(request) IN (SELECT id FROM named WHERE id IS NOT NULL)) AS e
+    JOIN home AS h USING (process) JOIN named AS i ON i.id = hash(e.request)
+      AND i.kind = CASE WHEN {among(s.REGISTRATION_RECEIVED)} THEN 2 WHEN has_p THEN 0 ELSE 1 END""",
         ),
         (
             "moves",
