@@ -1054,7 +1054,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '100734 letters, sha256 4f13977a51bf4a64ae5894709b638650d14a44ae2fd8c5f25914e2c80459a4a7';
+CREATE MACRO walk_common_sql() AS '111465 letters, sha256 bfd865a8dbae1701f4b5cecaedb1caa87127e6f2b21f527d5f18573beea14b0b';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '32968 letters, sha256 fc33c43f7ae79e582748fdfdb90816a859f974bd894b5a8e8f0b385f5b2908aa';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';

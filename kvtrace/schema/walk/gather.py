@@ -116,7 +116,7 @@ def steps() -> list[tuple[str, str]]:
     coalesce({most("t_ns", stages.STEP_CONNECTED)}, 0) AS connected,
     coalesce({most("t_ns", stages.STEP_ENDED)}, 0) AS ended,
     coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
-    coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
+    coalesce({most("{'c': c, 't': -t_ns, 'process': -process, 'd': d}", stages.STEP_CONNECTED)}.d, 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens,
     greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved,
     greatest(0, coalesce({most("c", stages.WORKER_STARVED)}, 0)) AS lacked_f,

@@ -44,7 +44,8 @@ def seen() -> list[tuple[str, str]]:
         (
             "said",
             f"""SELECT i.base, i.kind, e.process, stage, t_ns, a, b, c, d, "ref" FROM (SELECT * FROM event
-      WHERE request <> '' AND {among(*_READ_AGAIN)} AND hash(request) IN (SELECT id FROM named WHERE id IS NOT NULL)) AS e
+      WHERE request <> '' AND {among(*_READ_AGAIN)}
+        AND hash(request) IN (SELECT id FROM named WHERE id IS NOT NULL)) AS e
     JOIN home AS h USING (process) JOIN named AS i ON i.id = hash(e.request)
       AND i.kind = CASE WHEN {among(s.REGISTRATION_RECEIVED)} THEN 2 WHEN has_p THEN 0 ELSE 1 END""",
         ),
