@@ -25,13 +25,11 @@ _WHOLE = """{'t': t_ns, 'ref': "ref", 'b': b, 'c': c, 'd': d}"""
 _WHO = "{'t': t_ns, 'p': process}"
 
 
-def seen() -> list[tuple[str, str]]:
-    """Return the CTEs up to `signed`: all transfers of those requests, who was told of each, and when it was complete.
+def said() -> list[tuple[str, str]]:
+    """Return the CTEs up to `said`: the events of those requests, of P's leg (kind 0), D's (1), and of D's id on P (2).
 
-    `said` are their events, of P's leg (kind 0), D's (1), and with D's id in P's sender (2). Where each rank of P
-    writes to its like on D, each write has its own notification; else the last of as many as there are writes.
+    The empty side of the join is the one that is built first, so that no event is hashed for nothing.
     """
-    s = stages
     return [
         (
             "ranked",
@@ -47,8 +45,20 @@ def seen() -> list[tuple[str, str]]:
       WHERE request <> '' AND {among(*_READ_AGAIN)}
         AND hash(request) IN (SELECT id FROM named WHERE id IS NOT NULL)) AS e
     JOIN home AS h USING (process) JOIN named AS i ON i.id = hash(e.request)
-      AND i.kind = CASE WHEN {among(s.REGISTRATION_RECEIVED)} THEN 2 WHEN has_p THEN 0 ELSE 1 END""",
+      AND i.kind = CASE WHEN {among(stages.REGISTRATION_RECEIVED)} THEN 2 WHEN has_p THEN 0 ELSE 1 END""",
         ),
+    ]
+
+
+def seen() -> list[tuple[str, str]]:
+    """Return the CTEs up to `signed`: all transfers of those requests, who was told of each, and when it was complete.
+
+    Where each rank of P writes to its like on D, each write has its own notification; else the last of as many as there
+    are writes stands for all.
+    """
+    s = stages
+    return [
+        *said(),
         (
             "moves",
             f"""SELECT r.base, mode, pe, de, width, wrote, m.process, number, prepared.t AS prepared, started,
@@ -91,8 +101,13 @@ def seen() -> list[tuple[str, str]]:
     ]
 
 
-def settled() -> list[tuple[str, str]]:
-    """Return the CTEs up to `settled`: `judged` with the points of the rank that was waited for."""
+_MOVED = (
+    stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED
+)  # fmt: skip
+
+
+def waited() -> list[tuple[str, str]]:
+    """Return the CTEs up to `waited`: the last report, the transfer that it waited for, and the points of its rank."""
     s = stages
     whose = "CASE WHEN r.mode = 'push' THEN driver END"
     waiting = {
@@ -101,26 +116,8 @@ def settled() -> list[tuple[str, str]]:
         s.REGISTRATION_SENT: _own(s.REGISTRATION_SENT, "nullif(remote, 0)", "NULL"),
     }
     points = ", ".join(f"{sql} AS {column(one.name)}" for one, sql in waiting.items())
-    moved = (s.PREPARED, s.POST_STARTED, s.POST_ENDED, s.TRANSFER_DONE, s.TRANSFER_FAILED)
-    bare = ", ".join(f"{least('t_ns', stage)} AS bare_{column(stage.name)}" for stage in moved)
+    bare = ", ".join(f"{least('t_ns', stage)} AS bare_{column(stage.name)}" for stage in _MOVED)
     told = _own(s.NOTIFIED, "reported.p", "reported.t", _WHO)
-    of_chosen = {s.PREPARED: "prepared", s.POST_STARTED: "started", s.POST_ENDED: "ended", s.TRANSFER_DONE: "done"}
-    placed = {
-        stage: f"CASE WHEN has_x THEN {of_chosen.get(stage, f'bare_{column(stage.name)}')} "
-        f"WHEN NOT posted THEN bare_{column(stage.name)} END"
-        for stage in moved
-    }
-    placed[s.TRANSFER_DONE] = (
-        f"CASE WHEN mode <> 'push' OR NOT has_x OR told.t IS NULL THEN {placed[s.TRANSFER_DONE]} END"
-    )
-    columns = {
-        "has_x": "c.has_x", "seen_ns": "seen", "x_size": "size", "started_ns": "started", "ended_ns": "ended",
-        "wire_low": "low", "sender": "coalesce(c.process, picked.p)", "decode_reported": "reported.t",
-        "read_ns": f"c.{column(s.REGISTRATION_RECEIVED.name)}",
-        "transfer_notified": "CASE WHEN c.mode = 'push' OR NOT (c.has_x OR (c.mode = 'pull' AND posted)) "
-        "THEN told.t END",
-        **{name: f"c.{name}" for one in (*_OF_SENDER[:3], s.LOAD_STARTED, *moved) for name in (column(one.name),)},
-    }  # fmt: skip
     return [
         (
             "reports",
@@ -143,9 +140,41 @@ def settled() -> list[tuple[str, str]]:
     LEFT JOIN (SELECT base, process AS driver, number, prepared, remote FROM taken) USING (base)
   GROUP BY s.base""",
         ),
+    ]
+
+
+def _placed() -> str:
+    """Return the points of a transfer as columns: those of the one that was waited for, else the first that were seen.
+
+    What others moved is not what the last one waited for; in push D waits for the notification, not for P's poll.
+    """
+    chosen = {
+        stages.PREPARED: "prepared", stages.POST_STARTED: "started", stages.POST_ENDED: "ended",
+        stages.TRANSFER_DONE: "CASE WHEN mode <> 'push' OR told.t IS NULL THEN done END",
+    }  # fmt: skip
+    return ", ".join(
+        f"CASE WHEN has_x THEN {chosen.get(stage, f'bare_{column(stage.name)}')} "
+        f"WHEN NOT posted THEN bare_{column(stage.name)} END AS {column(stage.name)}"
+        for stage in _MOVED
+    )
+
+
+def settled() -> list[tuple[str, str]]:
+    """Return the CTEs up to `settled`: `judged` with the points of the rank that was waited for."""
+    s = stages
+    columns = {
+        "has_x": "c.has_x", "seen_ns": "seen", "x_size": "size", "started_ns": "started", "ended_ns": "ended",
+        "wire_low": "low", "sender": "coalesce(c.process, picked.p)", "decode_reported": "reported.t",
+        "read_ns": f"c.{column(s.REGISTRATION_RECEIVED.name)}",
+        "transfer_notified": "CASE WHEN c.mode = 'push' OR NOT (c.has_x OR (c.mode = 'pull' AND posted)) "
+        "THEN told.t END",
+        **{name: f"c.{name}" for one in (*_OF_SENDER[:3], s.LOAD_STARTED, *_MOVED) for name in (column(one.name),)},
+    }  # fmt: skip
+    return [
+        *waited(),
         (
             "chosen",
-            f"""SELECT *, {", ".join(f"{sql} AS {column(one.name)}" for one, sql in placed.items())}
+            f"""SELECT *, {_placed()}
   FROM (SELECT r.base, r.mode, x.base IS NOT NULL AS has_x, x.* EXCLUDE (base, mode, pe, de, drivers),
       reported, coalesce(w.posted, false) AS posted, s.* EXCLUDE (base),
       CASE WHEN heard > 1 OR x.drivers > 1 THEN NULL WHEN r.mode = 'push' AND told IS NOT NULL THEN told
