@@ -1054,7 +1054,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '111452 letters, sha256 16ac1d960b1d806e8c769423d671eb4fbe39cc3234c6422e3e98120853acbef6';
+CREATE MACRO walk_common_sql() AS '111590 letters, sha256 ea9eb461fe5fc910b69fbf3143476379683740727dd910ba3189a6d7581b5888';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '32968 letters, sha256 fc33c43f7ae79e582748fdfdb90816a859f974bd894b5a8e8f0b385f5b2908aa';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
