@@ -13,8 +13,8 @@ from kvtrace.schema.walk.plan import NUMBER
 
 _KEPT = (
     "proc", "emitting", "again", "made", "naming", "x", "r", "strange", "vain", "looks", "ranked", "named", "said",
-    "moves", "signed", "reports", "taken", "awake", "o", "l0", "l2", "pieces", "blocked", "s0", "s2", "k0", "hands", "own0",
-    "own4", "spans",
+    "moves", "signed", "reports", "taken", "awake", "o", "l0", "l2", "pieces", "blocked", "s0", "s2", "k0", "hands",
+    "own0", "own4", "spans",
 )  # fmt: skip
 
 
