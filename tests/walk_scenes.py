@@ -13,6 +13,7 @@ from kvtrace import stages
 from kvtrace.division import EMPTY_TURN_NS, INTAKE_NS, TURN_NS
 from kvtrace.model import Event
 from tests.trace import MS, D, P, Trace, pull, push
+from tests.walk_ranks import ONE, RANK_SPACING, Shape, of_other_ranks, shape_of, workers
 
 _SPACING = 100
 """Processes of two scenes are so many numbers apart."""
@@ -30,6 +31,7 @@ class Scene:
     ranks: int = 1
     connecting: random.Random = field(default_factory=random.Random)
     """Of its own, so that what else happens is what it was without it."""
+    shape: Shape = ONE
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -43,6 +45,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     """Return a scene in which some points are never recorded and others get lost, doubled and displaced."""
     rng = random.Random(f"{seed}/{number}")
     made = Scene(rng, number, rng.choice((1, 1, 1, 2)), random.Random(f"{seed}/{number}/connector"))
+    made.shape = shape_of(f"{seed}/{number}/ranks")
     made.rows = processes(made)
     gap_ms = rng.choice((15, 40, 120, 400))
     absent = {
@@ -59,6 +62,7 @@ def scene(number: int, requests: int, seed: int) -> Scene:
     made.events = [event for event in made.events if event.stage not in absent]
     _spoil(made)
     # Behind the rest, which is what it was without it.
+    made.events += list(of_other_ranks(made.events, made.shape, made.first_process, random.Random(f"{seed}/{number}")))
     made.events += list(_without_processor(made))
     made.events = list(_queued(made))
     made.events += list(_shaken(made))
@@ -145,7 +149,7 @@ def _without_processor(made: Scene) -> Iterator[Event]:
             yield event._replace(stage=stages.POST_STARVED.name, b=starved_ns, c=0, d=0)
         elif (
             event.stage in ("transfer.done", "transfer.notified")
-            and event.process - made.first_process in (D, D + 10)
+            and (event.process - made.first_process) % RANK_SPACING == D
             and rng.random() < 0.3
         ):
             starved_ns, longer_ns = (int(rng.expovariate(1 / by_ms) * MS) for by_ms in (1, 2))
@@ -182,7 +186,7 @@ def _shaken(made: Scene) -> Iterator[Event]:
     """Yield handshakes around the time at which a transfer was prepared: with its peer or another, by any worker."""
     rng = random.Random(f"{made.number}-{len(made.events)}-hands")
     for event in made.events:
-        if event.stage not in ("transfer.prepared", "decode.load_failed") or rng.random() < 0.95:
+        if event.stage not in ("transfer.prepared", "decode.load_failed") or rng.random() < 1 - 0.05 / made.shape.moves:
             continue
         at_ns = event.t_ns
         for _ in range(rng.randrange(1, 4)):
@@ -300,10 +304,14 @@ def processes(made: Scene) -> list[dict[str, Any]]:
         1: {"kind": "router"}, 4: {"kind": "api"}, 5: {"kind": "api"},
         2: {"kind": "core", "engine_id": f"p{made.number}"}, 3: {"kind": "core", "engine_id": f"d{made.number}"},
     }  # fmt: skip
-    if made.ranks > 1:
+    if made.ranks > 1 and made.shape == ONE:
         facts[2]["tp_size"] = facts[3]["tp_size"] = "2"
         facts[D + 10] = {"kind": "worker", "engine_id": f"d{made.number}", "tp_size": "2"}
     parents = {2: 4, 3: 5, D + 10: 3}
+    for worker, (core, width) in workers(made.shape).items():
+        facts[core]["tp_size"] = str(width)
+        facts[worker] = facts[core] | {"kind": "worker"}
+        parents[worker] = core
     first = made.first_process
     return [
         {

@@ -19,6 +19,7 @@ from kvtrace.store import Store
 from tests.engine import programs
 from tests.engine.deployment import Answer, Deployment
 from tests.waiting import until
+from tests.walk_compare import compare
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
@@ -31,6 +32,7 @@ SLOW_REQUESTS = 22
 LATE_PREFILL_MS = 800.0
 BURSTS, BURST = 4, 3
 CHECKED_TRIES = 8
+WALKED_REQUESTS = 10
 
 
 def prompt(seed: int, number: int, tokens: int) -> str:
@@ -102,6 +104,22 @@ def test_a_rank_that_is_slow_is_named(two_ranks: Deployment) -> None:
     assert statistics.median(of_rank(answer, 1) for answer in answers) >= SLOW_RANK_MS - 50
     assert straggler.sentence.startswith("Rank 1 of ")
     assert straggler.stake_ns >= SLOW_REQUESTS * (SLOW_RANK_MS - 50) * 1e6
+
+
+def test_sql_walks_what_two_ranks_read(two_ranks: Deployment) -> None:
+    """Each rank of D reads for itself, from the one of P: SQL answers for all such requests, as the reference does."""
+    for number in range(WALKED_REQUESTS):
+        two_ranks.send("walked", prompt=prompt(12, number, 2 * BLOCK_TOKENS))
+    with Store.open(two_ranks.record(), "read") as store:
+        compare(store)
+        rows = store.rows("SELECT unwalked, count(*) AS n FROM walk_request GROUP BY ALL ORDER BY n DESC")
+        moved = store.rows(
+            "SELECT count(*) AS n, count(*) FILTER (walked) AS walked "
+            "FROM request JOIN walk_request USING (request_id) WHERE transfers = 2"
+        )[0]
+
+    assert moved["n"] >= WALKED_REQUESTS
+    assert moved["walked"] >= 0.8 * moved["n"], rows
 
 
 def test_ranks_of_other_widths_leave_blocks_unchecked(two_ranks: Deployment) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from kvtrace import stages
 from kvtrace.schema.shape import text
-from kvtrace.schema.walk import chunks, company, gather, handshakes, long, pairs, parts, path, points
+from kvtrace.schema.walk import chunks, company, gather, handshakes, long, pairs, parts, path, points, ranks
 from kvtrace.schema.walk.parts import Part
 from kvtrace.schema.walk.plan import NUMBER
 
 _KEPT = (
-    "proc", "emitting", "again", "made", "naming", "x", "r", "strange", "looks", "awake", "o", "l0", "l2", "pieces",
-    "blocked", "s0", "s2", "k0", "hands", "own0", "own4", "spans",
+    "proc", "emitting", "again", "made", "naming", "x", "r", "strange", "vain", "looks", "ranked", "named", "said",
+    "moves", "signed", "reports", "taken", "awake", "o", "l0", "l2", "pieces", "blocked", "s0", "s2", "k0", "hands",
+    "own0", "own4", "spans",
 )  # fmt: skip
 
 
@@ -21,8 +22,8 @@ def chain(edges: Sequence[stages.Edge]) -> list[tuple[str, str]]:
     """Return all CTEs from events to `v`, in order."""
     return [
         *gather.processes(), *gather.steps(), *gather.legs(), gather.fronts(), *points.joined(), *company.strange(),
-        *company.looked(), *pairs.surroundings(), *handshakes.seen(), *points.placed(), *path.walked(edges),
-        *parts.divided(),
+        *company.looked(), *ranks.seen(), *pairs.surroundings(), *ranks.settled(), *handshakes.seen(),
+        *points.placed(), *path.walked(edges), *parts.divided(),
     ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def strange() -> list[tuple[str, str]]:
             """SELECT r.*, CASE WHEN alone = 'imported points' THEN alone
       WHEN kind = 1 OR alone = 'ids that lead to other requests' THEN 'ids that lead to other requests'
       WHEN alone = 'engines that are both sides' THEN alone
-      WHEN kind = 2 OR alone = 'several legs' THEN 'several legs' WHEN alone = 'several transfers' THEN alone
+      WHEN kind = 2 OR alone = 'several legs' THEN 'several legs'
       WHEN kind = 3 THEN 'several attempts' ELSE alone END AS why
   FROM r LEFT JOIN strange USING (base)""",
         ),
@@ -69,10 +69,15 @@ def looked() -> list[tuple[str, str]]:
     """
     looks = " UNION ALL ".join(
         "SELECT p.eno, e.t_ns FROM event AS e JOIN proc AS p USING (process) "
-        f"WHERE {among(stage)} AND hash(e.request) IN (SELECT {side}_vain FROM r WHERE {side}_vain IS NOT NULL)"
+        f"WHERE {among(stage)} AND hash(e.request) IN (SELECT id FROM vain WHERE side = '{side}')"
         for side, stage in (("p", stages.PREFILL_CONSIDERED), ("d", stages.DECODE_CONSIDERED))
     )
     return [
+        (
+            "vain",
+            "SELECT unnest([p_vain, d_vain]) AS id, unnest(['p', 'd']) AS side FROM r "
+            "WHERE p_vain IS NOT NULL OR d_vain IS NOT NULL",
+        ),
         ("looks", looks),
         (
             "others",

@@ -15,7 +15,7 @@ FRONT = tuple(
     or stage is stages.DECODE_FIRST_TOKEN_OUT
 )  # fmt: skip
 LOOSE = (stages.REGISTRATION_RECEIVED, stages.ORPHANED)
-_TRANSFER = (
+TRANSFER = (
     stages.PREPARED, stages.POST_STARTED, stages.POST_ENDED, stages.TRANSFER_DONE, stages.TRANSFER_FAILED,
     stages.PROBED,
 )  # fmt: skip
@@ -116,7 +116,7 @@ def steps() -> list[tuple[str, str]]:
     coalesce({most("t_ns", stages.STEP_CONNECTED)}, 0) AS connected,
     coalesce({most("t_ns", stages.STEP_ENDED)}, 0) AS ended,
     coalesce({most("c", stages.STEP_CONNECTED)}, 0) AS connector,
-    coalesce(arg_max(d, {when("c", stages.STEP_CONNECTED)}), 0) AS ahead,
+    coalesce({most("{'c': c, 't': -t_ns, 'process': -process, 'd': d}", stages.STEP_CONNECTED)}.d, 0) AS ahead,
     coalesce({first("b", stages.STEP_SCHEDULED)}, 0) AS tokens,
     greatest(0, coalesce({first("b", stages.STEP_ENDED)}, 0)) AS starved,
     greatest(0, coalesce({most("c", stages.WORKER_STARVED)}, 0)) AS lacked_f,
@@ -154,9 +154,9 @@ def _transfers() -> str:
             (stages.TRANSFER_DONE, "done"),
         )
     )  # fmt: skip
-    return f"""{count(*_TRANSFER)} AS x_n, {least("a", *_TRANSFER)} AS x_a0,
-    {most("a", *_TRANSFER)} AS x_a1, {least("process", *_TRANSFER)} AS x_p0,
-    {most("process", *_TRANSFER)} AS x_p1, {most("c", stages.PREPARED)} AS x_rank,
+    return f"""{count(*TRANSFER)} AS x_n, {least("a", *TRANSFER)} AS x_a0,
+    {most("a", *TRANSFER)} AS x_a1, {least("process", *TRANSFER)} AS x_p0,
+    {most("process", *TRANSFER)} AS x_p1, {most("c", stages.PREPARED)} AS x_rank,
     {named("x_ref", stages.PREPARED)},
     {points},
     {least("b", stages.POST_ENDED)} AS x_bytes0, {most("b", stages.POST_ENDED)} AS x_bytes,
@@ -182,7 +182,7 @@ def transfers() -> tuple[str, str]:
     return (
         "x",
         f"""SELECT request, has_p AS of_p, has_d AS of_d, {_transfers()}
-  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*_TRANSFER)} GROUP BY request, has_p, has_d""",
+  FROM event JOIN home USING (process) WHERE request <> '' AND {among(*TRANSFER)} GROUP BY request, has_p, has_d""",
     )
 
 

@@ -14,7 +14,7 @@ NEVER_NS = 4_000_000_000_000_000_000
 
 # Of such a request it is not even known whose engines they were.
 _APART = "'imported points', 'ids that lead to other requests', 'engines that are both sides'"
-_KNOWN = f"(why IS NULL OR why NOT IN ({_APART}, 'several legs', 'several transfers'))"
+KNOWN = f"(why IS NULL OR why NOT IN ({_APART}, 'several legs'))"
 
 
 def surroundings() -> list[tuple[str, str]]:
@@ -31,14 +31,18 @@ def surroundings() -> list[tuple[str, str]]:
         ),
         (
             "fast",
-            f"""SELECT pe, de, x_size, min(greatest(0, seen_ns - started_ns)) AS fastest FROM judged
-  WHERE has_x AND seen_ns IS NOT NULL AND {_KNOWN} GROUP BY pe, de, x_size""",
+            f"""SELECT pe, de, x_size, min(greatest(0, seen_ns - started_ns)) AS fastest FROM (
+      SELECT pe, de, x_size, seen_ns, started_ns FROM judged
+      WHERE has_x AND seen_ns IS NOT NULL AND NOT several AND {KNOWN}
+    UNION ALL SELECT pe, de, size, seen, started FROM signed
+      WHERE seen IS NOT NULL AND started IS NOT NULL AND NOT failed)
+  GROUP BY pe, de, x_size""",
         ),
         (
             "messages",
             f"""SELECT m.pe, m.de, min(greatest(0, m.received_mx - m.d_sent)) AS least
   FROM (SELECT pe, de, received_mx, d_sent, reader AS process FROM judged
-    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL AND {_KNOWN}) AS m
+    WHERE d_sent IS NOT NULL AND received_mx IS NOT NULL AND {KNOWN}) AS m
     ASOF LEFT JOIN awake AS a ON a.process = m.process AND a.since <= m.received_mx
   WHERE a.since IS NULL OR a.since <= m.d_sent GROUP BY m.pe, m.de""",
         ),
@@ -46,6 +50,6 @@ def surroundings() -> list[tuple[str, str]]:
             "unsure",
             f"""SELECT pe, de, anywhere, min(fast_low) AS fast_low, min(message_low) AS message_low FROM (SELECT
       unnest([pe, pe, 0]) AS pe, unnest([de, 0, de]) AS de, why IN ({_APART}) AS anywhere, fast_low, message_low
-    FROM judged WHERE NOT ({_KNOWN})) GROUP BY pe, de, anywhere""",
+    FROM judged WHERE NOT ({KNOWN})) GROUP BY pe, de, anywhere""",
         ),
     ]

@@ -112,8 +112,7 @@ def _odd() -> str:
     from_ready = waits(stages.DECODE_BEGUN, stages.READY)
     waited = waits(stages.MATCHED, stages.SENDER_PICKED, stages.PREFILL_STAGED, stages.PREFILL_FINISHED)
     return f"""WHEN apart THEN '{APART}' WHEN n0 IS NULL THEN NULL
-      WHEN many OR noticed_often THEN 'many of one point'
-      WHEN ranks AND (s_sender_picked IS NOT NULL OR s_transfer_matched IS NOT NULL) THEN 'several ranks'
+      WHEN noticed_often THEN 'many of one point'
       WHEN d_sent IS NOT NULL AND message_unsure < coalesce(least, {NEVER_NS}) AND {waited}
         AND (least IS NULL OR registered > s_transfer_matched) THEN 'the quickest message of its pair is not sure'
       WHEN {waited} AND d_met_since < m_arrival AND d_met_until > s_transfer_matched

@@ -78,7 +78,7 @@ def joined() -> list[tuple[str, str]]:
     LEFT JOIN naming AS np ON np.eno = m.pe LEFT JOIN naming AS nd ON nd.eno = m.de""",
         ),
         ("placed", f"SELECT *, {_settled()} FROM owned"),
-        ("r", f"SELECT {_kept()} FROM (SELECT *, {_narrowed()} FROM placed)"),
+        ("r", f"SELECT {_kept()} FROM (SELECT *, {_several()} AS several FROM (SELECT *, {_narrowed()} FROM placed))"),
     ]
 
 
@@ -100,12 +100,40 @@ def _unusual() -> str:
       WHEN p_k0 <> p_k1 OR d_k0 <> d_k1 OR p_mixed OR d_mixed OR (has_p AND p_own_n = 0)
         THEN 'engines that are both sides'
       WHEN p_enq <> p_enq_mx OR d_enq <> d_enq_mx THEN 'several legs'
-      WHEN x_a0 <> x_a1 OR x_p0 <> x_p1 OR x_bytes0 <> x_bytes OR x_at_post0 <> x_at_post OR (p_x_n > 0 AND d_x_n > 0)
-        OR (mode = 'push' AND d_enq IS NOT NULL AND (x_ref0 <> x_ref1 OR x_ref1 <> hash(d_request)))
-        OR (alike AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0))) THEN 'several transfers'
       WHEN f_p_http_n > 1 OR f_d_http_n > 1 OR f_p_asked <= f_p_http OR f_d_asked <= f_d_http THEN 'several exchanges'
-      WHEN (p_told_n > 0 AND d_told_n > 0) OR (told_n > 1 AND told_p0 <> told_p1) THEN 'several notified'
       WHEN tied THEN 'steps made up at one moment' END"""
+
+
+def _several() -> str:
+    """Return the condition that a first and a last time a point do not say what counts of a request, see `ranks`.
+
+    That is of several ranks or transfers, of another rank than the one that reported, of more than two stamps.
+    """
+    ranks = " OR ".join(
+        f"{name}_p0 <> {name}_p1" for name in ("x", "told", "p_w", "d_reported", "d_loading", "d_sent", "d_received")
+    )
+    return f"""coalesce({ranks} OR x_a0 <> x_a1 OR x_bytes0 <> x_bytes OR x_at_post0 <> x_at_post
+      OR (p_x_n > 0 AND d_x_n > 0) OR (p_told_n > 0 AND d_told_n > 0)
+      OR (mode = 'push' AND d_enq IS NOT NULL AND (x_ref0 <> x_ref1 OR x_ref1 <> hash(d_request)))
+      OR (alike AND (told_a0 <> coalesce(x_rank, 0) OR told_a1 <> coalesce(x_rank, 0)))
+      OR (has_x AND CASE WHEN mode <> 'push' THEN d_reported_p0 <> x_p0
+        ELSE alike AND told_n > 0 AND d_reported_p0 <> told_p0 END)
+      OR (d_reported_n > 2 AND decode_reported IS NULL)
+      OR (told_n > 2 AND ({_TOLD}) IS NULL AND (mode = 'push' OR NOT has_x))
+      OR (p_staged_n > 2 AND prefill_staged IS NULL) OR (p_picked_n > 2 AND sender_picked IS NULL)
+      OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
+      OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL), false)"""
+
+
+_TOLD = (
+    f"CASE WHEN mode <> 'push' AND has_x THEN NULL WHEN d_reported_n > 0 THEN {latest('told', 'decode_reported')} "
+    "ELSE told_mx END"
+)
+
+
+def size_class(moved_bytes: str) -> str:
+    """Return SQL for the class of sizes that a transfer of so many bytes belongs to."""
+    return f"length(CASE WHEN {moved_bytes} = 0 OR {moved_bytes} IS NULL THEN '' ELSE bin({moved_bytes}) END)"
 
 
 def _settled() -> str:
@@ -115,7 +143,7 @@ def _settled() -> str:
     begun = f"CASE WHEN {is_own} AND ds_sched IS NOT NULL THEN d_own_at0 END"
     signs = "x_done_mx, x_probed, CASE WHEN mode = 'push' THEN told_mn END, CASE WHEN x_at_post = 1 THEN x_ended_mx END"
     return f"""{has_x} AS has_x, least({signs}) AS seen_ns,
-    length(CASE WHEN x_bytes = 0 OR x_bytes IS NULL THEN '' ELSE bin(x_bytes) END) AS x_size,
+    {size_class("x_bytes")} AS x_size,
     CASE WHEN p_own_c < p_own_d AND ps_sched IS NOT NULL THEN p_own_at0 END AS prefill_begun,
     CASE WHEN p_own_c < p_own_d AND ps_forwarded <> 0 THEN ps_forwarded END AS prefill_computed,
     {begun} AS decode_begun,
@@ -131,38 +159,28 @@ def _settled() -> str:
 def _narrowed() -> str:
     """Return the points of which there may be several and which others settle, and what that leaves unclear."""
     of_sender = {
-        name: "CASE WHEN mode = 'push' AND has_x AND p_w_p0 = p_w_p1 AND p_w_p0 = x_p0 "
+        name: "CASE WHEN mode = 'push' AND has_x AND p_w_p0 = x_p0 "
         f"THEN {latest(name, 'x_prepared_mx')} ELSE {name}_mx END"
         for name in ("p_staged", "p_picked", "p_matched")
     }  # fmt: skip
     loading = (
-        "CASE WHEN mode <> 'push' AND has_x AND d_loading_p0 = x_p0 AND d_loading_p0 = d_loading_p1 "
+        "CASE WHEN mode <> 'push' AND has_x AND d_loading_p0 = x_p0 "
         f"THEN {latest('d_loading', 'x_prepared_mx')} ELSE d_loading_mx END"
     )
     received = (
-        "CASE WHEN mode = 'push' AND has_x AND d_received_p0 = d_received_p1 AND d_received_p0 = x_p0 "
+        "CASE WHEN mode = 'push' AND has_x AND d_received_p0 = x_p0 "
         f"THEN {latest('received', 'x_prepared_mx')} ELSE received_mx END"
     )
     return f"""{latest("d_reported", "decode_ready")} AS decode_reported, {loading} AS decode_load_started,
     {of_sender["p_staged"]} AS prefill_staged, {of_sender["p_picked"]} AS sender_picked,
     {of_sender["p_matched"]} AS transfer_matched, {received} AS read_ns,
     (f_sent_p_n > 2 AND router_prefill_sent IS NULL) OR (f_sent_d_n > 2 AND router_decode_sent IS NULL)
-      OR (d_ready_n > 2 AND decode_ready IS NULL) AS many_early,
-    has_x AND ((mode = 'push' AND p_w_p0 <> p_w_p1 AND (p_staged_n > 1 OR p_picked_n > 1 OR p_matched_n > 1))
-      OR (d_reported_n > 0 AND CASE WHEN mode <> 'push' THEN d_reported_p0 <> x_p0 OR d_reported_p1 <> x_p0
-        ELSE alike AND told_n > 0 AND (d_reported_p0 <> told_p0 OR d_reported_p1 <> told_p0) END)
-      OR (alike AND told_n > 0 AND d_sent_p0 <> d_sent_p1)
-      OR (mode <> 'push' AND d_loading_n > 1 AND d_loading_p0 <> d_loading_p1)
-      OR (mode = 'push' AND received_n > 1 AND d_received_p0 <> d_received_p1)) AS ranks_early"""
+      OR (d_ready_n > 2 AND decode_ready IS NULL) AS many_early"""
 
 
 def _kept() -> str:
     """Return the columns of `r`: every one is written and read once a request, so there are no others."""
     s = stages
-    told = (
-        f"CASE WHEN mode <> 'push' AND has_x THEN NULL WHEN d_reported_n > 0 THEN {latest('told', 'decode_reported')} "
-        "ELSE told_mx END"
-    )
     done = "CASE WHEN NOT has_x THEN x_done_mn WHEN mode = 'push' AND told_n > 0 THEN NULL ELSE x_done_mx END"
     by_point = {
         s.CLIENT_SENT: "f_client_sent", s.CLIENT_FIRST_TOKEN: "f_client_token", s.ROUTER_RECEIVED: "f_received",
@@ -173,7 +191,7 @@ def _kept() -> str:
         s.LOAD_FAILED: "d_load_failed", s.TRANSFER_BEGUN: "NULL::BIGINT", s.TRANSFER_FAILED: "x_failed",
         s.PREPARED: "CASE WHEN has_x THEN x_prepared_mx ELSE x_prepared_mn END",
         s.POST_STARTED: "CASE WHEN has_x THEN x_started_mx ELSE x_started_mn END",
-        s.POST_ENDED: "CASE WHEN has_x THEN x_ended_mx ELSE x_ended_mn END", s.TRANSFER_DONE: done, s.NOTIFIED: told,
+        s.POST_ENDED: "CASE WHEN has_x THEN x_ended_mx ELSE x_ended_mn END", s.TRANSFER_DONE: done, s.NOTIFIED: _TOLD,
         **dict.fromkeys(
             (
                 s.ROUTER_PREFILL_SENT, s.ROUTER_DECODE_SENT, s.PREFILL_BEGUN, s.PREFILL_COMPUTED, s.PREFILL_STAGED,
@@ -194,13 +212,8 @@ def _kept() -> str:
     greatest(x_started_mx, coalesce(x_pending + coalesce(x_offset, 0), 0)) AS wire_low,
     d_enq IS NOT NULL AND d_remote = 0 AS untold, d_own_c + 1 < d_own_d AS has_prompt,
     CASE WHEN has_x THEN x_p0 WHEN p_picked_n > 0 THEN p_w_p0 END AS sender,
-    CASE WHEN many_early THEN 'many of one point' WHEN ranks_early THEN 'several ranks' END AS unclear,
-    (d_reported_n > 2 AND decode_reported IS NULL) OR (told_n > 2 AND ({told}) IS NULL AND (mode = 'push' OR NOT has_x))
-      OR (p_staged_n > 2 AND prefill_staged IS NULL) OR (p_picked_n > 2 AND sender_picked IS NULL)
-      OR (p_matched_n > 2 AND transfer_matched IS NULL) OR (d_loading_n > 2 AND decode_load_started IS NULL)
-      OR (d_sent IS NULL AND received_n > 2 AND read_ns IS NULL) AS many,
-    NOT has_x AND p_w_p0 <> p_w_p1 AS ranks,
-    coalesce(d_reported_p0 <> d_reported_p1, false) OR coalesce(x_p0 <> x_p1, false) AS several,
+    CASE WHEN many_early THEN 'many of one point' END AS unclear,
+    several, CASE WHEN several AND has_read THEN hash(d_request) END AS read_id,
     CASE WHEN p_x_started_mx IS NOT NULL OR d_x_started_mx IS NOT NULL THEN
       CASE WHEN p_x_probed IS NOT NULL OR d_x_probed IS NOT NULL THEN 0 ELSE
       least(p_x_done_mn, d_x_done_mn, p_x_ended_mn, d_x_ended_mn, p_told_mn, d_told_mn)
@@ -248,11 +261,13 @@ def placed() -> list[tuple[str, str]]:
     fast.fastest, messages.least, least(u.fast_low, ua.fast_low) AS fast_unsure,
     least(u.message_low, ua.message_low) AS message_unsure, m.since AS met_since, m.until AS met_until,
     m.d_since AS d_met_since, m.d_until AS d_met_until,
-    CASE WHEN has_x THEN greatest(0, lp.post, ld.post) ELSE 0 END AS lacked_x,
-    ld.n > 1 AND NOT several AS noticed_often,
+    CASE WHEN NOT has_x THEN 0 WHEN several THEN one_lacked ELSE greatest(0, lp.post, ld.post) END AS lacked_x,
+    CASE WHEN several THEN notices ELSE ld.n END > 1 AS noticed_often,
     lp.copies > 0 OR ld.copies > 0 AS has_copies,
-    CASE WHEN NOT several THEN ld.t END AS noticed_t, ld.b AS noticed_b, ld.c AS noticed_c
-  FROM judged AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
+    CASE WHEN several THEN notice_t ELSE ld.t END AS noticed_t,
+    CASE WHEN several THEN notice_b ELSE ld.b END AS noticed_b,
+    CASE WHEN several THEN notice_c ELSE ld.c END AS noticed_c
+  FROM settled AS r LEFT JOIN da ON da.eno = r.de AND da.enq = r.decode_enqueued
     LEFT JOIN others AS op ON op.eno = r.pe AND op.enq = r.prefill_enqueued
     LEFT JOIN others AS od ON od.eno = r.de AND od.enq = r.decode_enqueued
     LEFT JOIN fast ON fast.pe = r.pe AND fast.de = r.de AND fast.x_size = r.x_size
@@ -280,7 +295,7 @@ def placed() -> list[tuple[str, str]]:
         ),
         (
             "g",
-            "SELECT *, CASE WHEN d_sent IS NOT NULL THEN d_sent + coalesce(least, 0) ELSE read_ns END AS registered "
+            "SELECT *, CASE WHEN sent_ns IS NOT NULL THEN sent_ns + coalesce(least, 0) ELSE read_ns END AS registered "
             "FROM b",
         ),
     ]
