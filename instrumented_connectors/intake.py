@@ -68,7 +68,7 @@ def _stamp(_token: None, result: Any, *_: Any) -> None:
         _emptier.newest_ns = came.t_ns
 
 
-def came(request: Any) -> Came:
+def coming(request: Any) -> Came:
     """Return when the request came into the core's queue."""
     found: Came = getattr(request, _CAME, Came())
     if found.starved_ns and threading.get_ident() != _emptier.thread:

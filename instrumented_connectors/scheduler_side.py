@@ -123,7 +123,7 @@ class SchedulerSide:
         request_id = request.request_id
         self._live[request_id] = self._prompting[request_id] = _Live(request, leg)
         arrival_ns = int(request.arrival_time * 1e9)
-        came = intake.came(request)
+        came = intake.coming(request)
         waited_ns = came.waited_ns()
         self._came_ns = max(self._came_ns, came.t_ns)
         if self._starved_ns is None and came.t_ns >= self._ended_ns > 0:

@@ -20,11 +20,12 @@ from kvtrace.wording import plural
 # late beyond that, its thread having waited for a processor, counts too. Longer pauses are nobody's.
 TURN_NS = 1_000_000
 EMPTY_TURN_NS = 4_000_000
-NO_STEP = "the engine's core, of which no step was recorded then"
 # The core takes requests in between two steps. One that waited in its queue for less was taken in at once.
 INTAKE_NS = 1_000_000
 # A scheduler that looks at a waiting request again and again is shown doing so at most this often.
 LOOK_NS = 10_000_000
+NO_STEP = "the engine's core, of which no step was recorded then"
+"""What was waited for in a pause of an engine of which nothing is known."""
 
 
 class Turn(NamedTuple):

@@ -91,7 +91,7 @@ def _divide_by_evidence(
     own = graph.prefill_steps if side == "prefill" else graph.decode_steps
     if what == "wait":
         has_blocks = edge.before is stages.READY
-        wait = Wait(timeline, side, ()) if has_blocks else _wait(request, side, timeline, end_ns)
+        wait = Wait(timeline, side, ()) if has_blocks else _wait(request, side, timeline, start_ns, end_ns)
         return division.divide_engine_wait(start_ns, end_ns, wait)
     if what == "steps":
         prompt_own = [pair for pair in own if pair[1]] if side == "prefill" else list(own)
@@ -147,10 +147,10 @@ def _engine(request: Request, side: str) -> str:
     return request.prefill_engine if side == "prefill" else request.decode_engine
 
 
-def _wait(request: Request, side: str, timeline: Timeline, end_ns: int) -> Wait:
-    """Return a wait for blocks that ends then: when the scheduler looked, and since when it was at work on them."""
+def _wait(request: Request, side: str, timeline: Timeline, start_ns: int, end_ns: int) -> Wait:
+    """Return a wait for blocks between those times: when the scheduler looked, since when it was at work on them."""
     wait = Wait(timeline, side, _looked(request, side, timeline))
-    given = [event for event in request.events.get(_LOOKS[side][2].name, ()) if event.t_ns <= end_ns]
+    given = [event for event in request.events.get(_LOOKS[side][2].name, ()) if start_ns <= event.t_ns <= end_ns]
     if not given or max(given).c <= AT_ONCE_NS or timeline.between(max(given).t_ns, end_ns):
         return wait
     return wait._replace(at_work_ns=max(given).t_ns - max(given).c)
@@ -278,7 +278,7 @@ def _divide_late_allocation(start_ns: int, end_ns: int, request: Request, around
     """Divide a wait for blocks on D that made the registration late: capacity is named as such."""
     timeline = around.timelines.get(request.decode_engine, NOTHING)
     named = (stages.DECODE_QUEUE.name, stages.DECODE_CAPACITY.name)
-    wait = _wait(request, "decode", timeline, end_ns)
+    wait = _wait(request, "decode", timeline, start_ns, end_ns)
     return [
         part if part.cause in named else part._replace(cause=stages.REGISTRATION_LATE.name, waited_for="blocks on D")
         for part in division.divide_engine_wait(start_ns, end_ns, wait)

@@ -178,10 +178,15 @@ def test_an_address_with_a_password_is_refused_without_saying_it() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [{"grace_s": math.inf}, {"grace_s": math.nan}, {"port_file": Path("/nowhere/port")}])
-def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any]) -> None:
-    with pytest.raises(KvtraceError, match=r"number of seconds|/nowhere/port cannot be written"):
+@pytest.mark.parametrize(
+    ("wrong", "is_usage"),
+    [({"grace_s": math.inf}, True), ({"grace_s": math.nan}, True), ({"port_file": Path("/nowhere/port")}, False)],
+)
+def test_what_would_fail_once_it_serves_is_refused_before(wrong: dict[str, Any], is_usage: bool) -> None:
+    with pytest.raises(KvtraceError, match=r"number of seconds|/nowhere/port cannot be written") as caught:
         RouterConfig(Mode.PULL, (EngineAddress("http://p"),), (EngineAddress("http://d"),), **wrong)
+
+    assert isinstance(caught.value, UsageError) == is_usage
 
 
 @pytest.mark.parametrize("message", ["Bad status line:\n  Expected HTTP/:\n\n  b'words'", "Bad status line 'words'"])

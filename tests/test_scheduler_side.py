@@ -167,8 +167,8 @@ def test_what_was_counted_for_another_thread_is_not_told(monkeypatch: pytest.Mon
     intake._emptier.watch()
     request = doubles.request("r")
     intake._stamp(None, request)
-    found = [intake.came(request)]
-    other = threading.Thread(target=lambda: found.append(intake.came(request)))
+    found = [intake.coming(request)]
+    other = threading.Thread(target=lambda: found.append(intake.coming(request)))
     other.start()
     other.join()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvtrace import stages
 from tests.trace import MS, P, Trace, pull, push
-from tests.walk_compare import path_ms, path_of
+from tests.walk_compare import compare, path_ms, path_of, stored
+from tests.walk_scenes import Scene, processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +86,16 @@ def test_a_handshake_takes_its_part_of_preparing(tmp_path: Path) -> None:
     assert path_ms(tmp_path, trace, 35, 45.5) == [
         (35, 36.5, "prepare"), (36.5, 41, "handshake"), (41, 45.5, "prepare")
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("took_ms", [0, 0.9, 14])
+def test_a_turn_that_only_the_blocks_tell_of_is_left_to_the_reference(tmp_path: Path, took_ms: float) -> None:
+    """P gives blocks at 34 to a request that came at 3; of a turn that took long the look itself was not recorded."""
+    trace = push().shifted(3.1, 30).at(34, stages.PREFILL_ALLOCATED, "cmpl-r1-0-aaaaaaaa", 38, 0, round(took_ms * MS))
+    made = Scene(random.Random(0), 0)
+    made.rows, made.events = processes(made), sorted(trace.events)
+    with stored(tmp_path / "one.duckdb", [made]) as store:
+        compare(store)
+        row = store.rows("SELECT walked, unwalked FROM walk_request")[0]
+
+    assert row == ({"walked": False, "unwalked": "blocks"} if took_ms > 1 else {"walked": True, "unwalked": None})

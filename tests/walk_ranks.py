@@ -17,13 +17,13 @@ RANK_SPACING = 10
 class Shape(NamedTuple):
     """How many workers P and D have, in how many transfers each of the side that drives moves its part.
 
-    In `stages` of a pipeline all workers bear rank 0.
+    `pipelined`: in stages of a pipeline all workers bear rank 0.
     """
 
     prefill: int = 1
     decode: int = 1
     parts: int = 1
-    stages: bool = False
+    pipelined: bool = False
 
     @property
     def moves(self) -> int:
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 ONE = Shape()
 SHAPES = (
     ONE, ONE, ONE, Shape(2, 2), Shape(2, 2), Shape(4, 4), Shape(2, 1), Shape(1, 2), Shape(2, 4), Shape(1, 1, 2),
-    Shape(2, 2, 2), Shape(2, 2, stages=True),
+    Shape(2, 2, 2), Shape(2, 2, pipelined=True),
 )  # fmt: skip
 _RANK_FIRST = frozenset(
     one.name
@@ -75,7 +75,7 @@ def of_other_ranks(events: Iterable[Event], shape: Shape, first_process: int, rn
                     continue
                 key = (event.request, rank, part)
                 by_ns = later.setdefault(key, int(rng.choice((0, 1, -0.2)) * rng.expovariate(1 / 3) * MS))
-                copy = _of_rank(event, rank, 0 if shape.stages else rank, part)
+                copy = _of_rank(event, rank, 0 if shape.pipelined else rank, part)
                 copy = copy._replace(t_ns=copy.t_ns + by_ns + rng.choice((0, 0, rng.randrange(MS // 2))))
                 yield copy
                 if rng.random() < 0.01:
@@ -101,5 +101,5 @@ def workers(shape: Shape) -> dict[int, tuple[int, int]]:
     found = {}
     for core, width in ((P, shape.prefill), (D, shape.decode)):
         for worker in range(1, width):
-            found[core + RANK_SPACING * worker] = (core, 1 if shape.stages else width)
+            found[core + RANK_SPACING * worker] = (core, 1 if shape.pipelined else width)
     return found

@@ -101,6 +101,7 @@ def _request(made: Scene, index: int) -> Trace:  # noqa: C901, PLR0912 -- a list
     elif happened < 0.24:
         for stage, leg in ((stages.PREFILL_CONSIDERED, p), (stages.DECODE_CONSIDERED, d)):
             trace.at(rng.uniform(2, 50), stage, leg, 0, 599)
+        trace.at(rng.uniform(2, 50), stages.PREFILL_ALLOCATED, p, 38)
     elif happened < 0.27:
         trace.at(0, stages.ROUTER_RECEIVED, name, ref=f"client-{made.number}-{rng.randrange(4)}")
     elif happened < 0.30:
@@ -159,11 +160,15 @@ def _without_processor(made: Scene) -> Iterator[Event]:
 
 
 def _ordered(made: Scene) -> Iterator[Event]:
-    """Yield the events, some cores having told workers late to sample, or before their connectors were through."""
+    """Yield the events, some cores having told workers late to sample, or before their connectors were through.
+
+    Some schedulers took long to give blocks, whether the look that led to them was recorded or not.
+    """
     rng = random.Random(f"{made.number}-{len(made.events)}-order")
     for event in made.events:
-        is_told = event.stage == "step.ended" and rng.random() < 0.4
-        yield event._replace(c=int(rng.expovariate(1 / 1.5) * MS)) if is_told else event
+        longest_ms = {"step.ended": 1.5, "prefill.allocated": 8, "decode.allocated": 8}.get(event.stage)
+        is_told = longest_ms is not None and rng.random() < 0.4
+        yield event._replace(c=int(rng.expovariate(1 / longest_ms) * MS)) if longest_ms and is_told else event
 
 
 def _queued(made: Scene) -> Iterator[Event]:

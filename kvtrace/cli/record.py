@@ -131,7 +131,7 @@ def _default_output(name: str) -> Path:
 def _check_usage(
     argv: tuple[str, ...], lab: str | None, spools: list[Path], workload: Workload, engines: Engines, *, once: bool
 ) -> None:
-    """Raise UsageError unless there is exactly one source and every option belongs to it."""
+    """Raise UsageError unless there is exactly one source with its own options; SpoolError where a folder is none."""
     sources = (bool(argv), lab is not None, bool(spools))
     if sum(sources) != 1:
         found = "none" if not any(sources) else "more than one"

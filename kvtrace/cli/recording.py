@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LATER_NS = (1 << 63) - 1
 """A time that is later than all others: nothing is recorded as yet."""
 _LAST_OF_ITS_OWN = 128
+"""Exit codes beyond it are this and a signal's number."""
 _SPOOL_FREE_BYTES = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  private folders are made in it
 

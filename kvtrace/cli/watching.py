@@ -144,7 +144,7 @@ class Watch:
 
 
 def _check_copy(copy: Path, output: Path, *, overwrites: bool) -> None:
-    """Raise unless snapshots can be put there beside those of the output."""
+    """Raise StoreError, or UsageError where it is the store itself, unless snapshots can be put there."""
     from kvtrace.store import copies, working_path
     from kvtrace.store.files import is_duckdb, is_of, resolved
 

@@ -18,7 +18,7 @@ def opened(output: Path, notice: Callable[[str, str], None]) -> Store:
     """Return the working file beside `output`, open for writing, without amounts that nothing has, and say of such.
 
     What was torn is kept under another name, and said. The last snapshot takes its place: the spool still has what
-    that lacks.
+    that lacks. Of an event left out now the answers, should there be any, stay as they are.
     """
     store = _whole(output, notice)
     try:

@@ -171,7 +171,8 @@ def complaint(error: BaseException) -> str:
 
 def _in_our_words(said: str) -> str:
     """Return what msgspec says of a record that is of another shape than wanted."""
-    told, _, path = said.replace("`", "").partition(" - at $.")
+    told, _, path = said.replace("`", "").partition(" - at $")
+    path = path.removeprefix(".")
     if lacking := _LACKING.fullmatch(told):
         return f"{path or 'it'} lacks the field {lacking[1]}"
     if other := _OTHER_TYPE.fullmatch(told):

@@ -202,9 +202,9 @@ def _refuse_unknown(store: Store, name: str) -> list[int]:
 
 
 def _ids_listed(store: Store) -> str:
-    """Return which command lists the ids of a store's requests."""
-    asking = command_line("sql", store.path, "SELECT request_id, client_request_id FROM request")
-    return f"`{asking}` lists the ids"
+    """Return which command lists the ids of a store's newest requests."""
+    newest = "SELECT request_id, client_request_id FROM request ORDER BY start_ns DESC LIMIT 20"
+    return f"`{command_line('sql', store.path, newest)}` lists the newest ids"
 
 
 def _refuse_ambiguous(name: str, rows: list[Row]) -> None:

@@ -17,7 +17,7 @@ def count_impossible(store: Store) -> int:
 
 
 def leave_out_impossible(store: Store) -> str:
-    """Take such events out of a store that is open for writing; return a sentence of how many, "" without any."""
+    """Take such events out of a store that is open for writing; return what is said of it then, "" without any."""
     count = count_impossible(store)
     if not count:
         return ""

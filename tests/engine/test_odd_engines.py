@@ -107,7 +107,7 @@ def test_a_rank_that_is_slow_is_named(two_ranks: Deployment) -> None:
 
 
 def test_sql_walks_what_two_ranks_read(two_ranks: Deployment) -> None:
-    """Each rank of D reads for itself, from the one of P: SQL answers for all such requests, as the reference does."""
+    """Each rank of D reads for itself, from the one of P: SQL answers for nearly all, as the reference does."""
     for number in range(WALKED_REQUESTS):
         two_ranks.send("walked", prompt=prompt(12, number, 2 * BLOCK_TOKENS))
     with Store.open(two_ranks.record(), "read") as store:

@@ -224,8 +224,9 @@ def _looked_for_order() -> str:
 
 
 def _looked(considered: stages.Stage, allocated: stages.Stage) -> str:
-    """Return the columns of a scheduler's looks at a leg, and whether it gave blocks at once."""
-    look, given = least("t_ns", considered), least("t_ns", allocated)
+    """Return the columns of a scheduler's looks at a leg, those told by its blocks too, and whether it gave at once."""
+    told = least("t_ns - c", allocated, but=f"c > {AT_ONCE_NS}")
+    look, given = f"least({least('t_ns', considered)}, {told})", least("t_ns", allocated)
     return (
         f"{look} AS look, {given} AS allocated, "
         f"{count(considered)} = 1 AND {given} BETWEEN {look} AND {look} + {AT_ONCE_NS} AS at_once"
