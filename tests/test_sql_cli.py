@@ -172,7 +172,7 @@ def test_the_command_named_to_who_asks_for_an_unknown_request_lists_the_ids(
     hint = re.search("`kvtrace (.*)`", capsys.readouterr().err)
     assert hint is not None
     assert cli.main([*shlex.split(hint[1]), "--json"]) == 0
-    assert [row["request_id"] for row in json.loads(capsys.readouterr().out)] == ["r1", "r2"]
+    assert [row["request_id"] for row in json.loads(capsys.readouterr().out)] == ["r2", "r1"]
 
 
 def test_a_request_is_found_by_its_clients_id_too(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,9 +166,11 @@ def _ordered(made: Scene) -> Iterator[Event]:
     """
     rng = random.Random(f"{made.number}-{len(made.events)}-order")
     for event in made.events:
-        longest_ms = {"step.ended": 1.5, "prefill.allocated": 8, "decode.allocated": 8}.get(event.stage)
-        is_told = longest_ms is not None and rng.random() < 0.4
-        yield event._replace(c=int(rng.expovariate(1 / longest_ms) * MS)) if longest_ms and is_told else event
+        how_often, by_ms = {
+            "step.ended": (0.4, 1.5), "prefill.allocated": (0.5, 8), "decode.allocated": (0.04, 8),
+        }.get(event.stage, (0, 1))  # fmt: skip
+        is_told = rng.random() < how_often
+        yield event._replace(c=int(rng.expovariate(1 / by_ms) * MS)) if is_told else event
 
 
 def _queued(made: Scene) -> Iterator[Event]:

@@ -1054,7 +1054,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '111907 letters, sha256 31c67b4e4855ffe8dd4fc0def275b1950ff0ec1a9c2758f133a9621e1225b271';
+CREATE MACRO walk_common_sql() AS '112480 letters, sha256 34798de3f327c701e76dab89b8628b9d96aafa2ee3c6f604476d42eacae71b00';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '32968 letters, sha256 fc33c43f7ae79e582748fdfdb90816a859f974bd894b5a8e8f0b385f5b2908aa';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
