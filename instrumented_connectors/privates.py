@@ -49,7 +49,7 @@ CORE_MODULE, CORE_CLASS, CORE_INTAKE = "vllm.v1.engine.core", "EngineCore", "pre
 WORKER_MODULE, WORKER_CLASS, WORKER_RESULT = "vllm.v1.executor.multiproc_executor", "WorkerProc", "handle_output"
 """Where a worker hands over a step's result: no hook sees that it has sampled."""
 
-EXECUTOR_CLASS, EXECUTOR_CALL, SAMPLE_ORDER = "MultiprocExecutor", "collective_rpc", "sample_tokens"
+EXECUTOR_CLASS, EXECUTOR_SAMPLES = "MultiprocExecutor", "sample_tokens"
 """How the core tells its workers to sample: until then a worker spins, and lacks no processor that it has a use for."""
 
 PRIVATES: tuple[Private, ...] = (

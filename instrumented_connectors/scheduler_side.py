@@ -106,7 +106,7 @@ class SchedulerSide:
         watch(connector, "get_kv_connector_stats", tracer, before=self._ended)
         executor = getattr(sys.modules.get(privates.WORKER_MODULE), privates.EXECUTOR_CLASS, None)
         if executor is not None:
-            watch(executor, privates.EXECUTOR_CALL, tracer, before=self._ordered)
+            watch(executor, privates.EXECUTOR_SAMPLES, tracer, before=self._ordered)
 
     def _leg(self, params: dict[str, Any] | None) -> int:
         if params and params.get("do_remote_decode"):
@@ -229,9 +229,9 @@ class SchedulerSide:
             self._took_in = True
             self._tracer.emit(_RELEASED, request_id)
 
-    def _ordered(self, _executor: Any, method: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _ordered(self, *_args: Any, **_kwargs: Any) -> None:
         """Note when the workers are told to sample; the order is for the step that was made up last."""
-        if method == privates.SAMPLE_ORDER and self._steps:
+        if self._steps:
             self._steps[-1].ordered_ns = now_ns()
 
     def _ended(self) -> None:

@@ -32,7 +32,7 @@ _LOGIN = re.compile(r"(?:-u|--user|--proxy-user)")
 _LOGGED_IN = re.compile(r"((?:-u(?!rl:)|--user=|--proxy-user=)[^:=/]*:)(?!//|\$).+", re.DOTALL)
 """A login in one word with its flag."""
 _ASSIGNS = re.compile(r"[:+]?=")
-_KEYED = re.compile(rf"""[\w.,([{{-]*["'][\w.-]*{_NAME}["']:""", re.IGNORECASE)
+_KEYED = re.compile(rf"""["'][\w.-]*{_NAME}["']:$""", re.IGNORECASE)
 """A key of a mapping in a script, whose value is the next word."""
 _IN_URL = re.compile(r"(?<=://)[^/\s'\"]+(?=@)")
 
@@ -48,7 +48,7 @@ def without_secrets(argv: Sequence[str], *, ends: str = "-") -> list[str]:
     before = ""
     for word in argv:
         name, has_value, _ = word.partition("=")
-        if values_left and word == "\\":  # the value is on a script's next line
+        if values_left and (word == "\\" or _ASSIGNS.fullmatch(word)):  # the value is on the next line, or behind
             found.append(word)
             continue
         if values_left and word[:1] not in ends:
@@ -73,7 +73,7 @@ def without_secrets(argv: Sequence[str], *, ends: str = "-") -> list[str]:
             values_left = math.inf if _SEVERAL.search(name) else 1
         elif _HEADER.fullmatch(word):
             values_left = math.inf
-        elif _KEYED.fullmatch(word) or _SCHEME.search(word):
+        elif _KEYED.search(word) or _SCHEME.search(word):
             values_left = 1
         try:
             # A script may begin with a variable, and goes on behind its value.
@@ -96,7 +96,7 @@ def _cleared_value(name: str, word: str) -> str:
     value = word[len(name) + 1 :]
     if not value or _SPACE.search(name):
         return _cleared(word)
-    if SECRET.search(name):
+    if SECRET.search(name.rstrip("+]\"'")):
         return f"{name}={HIDDEN}"
     return f"{name}={without_secrets([value])[0]}" if name.startswith("-") else _cleared(word)
 

@@ -63,6 +63,8 @@ HUSH = "hush"
         ["curl", "-ume:hush", "--user=me:hush", "--proxy-user=me:a:hush"],
         ["bash", "-c", "curl -ume:hush http://h && curl '-ume:a hush' http://h"],
         ["python", "-c", "api_key = 'a hush'; f(token = \"hush\", os.environ['HF_TOKEN'] = 'hush')"],
+        ["python", "-c", "post(u, headers={'X-Api-Key': 'hush'}); e = {'a':'b','token': 'hush'}; d['pw']='a hush'"],
+        ["bash", "-c", "TOKEN+=hush TOKEN+='a hush' run --token = hush"],
         ["python", "-c", "secret ='hush'\npassword := 'hush'\nx = {'api_key': 'hush', \"token\": 'hush'}"],
         ["bash", "-c", "python - <<'EOF'\nimport x\npassword = 'hush'\nHF_TOKEN='a hush'\nEOF\nvllm serve m"],
         ["bash", "-c", "cat > .env <<EOF\nHF_TOKEN=hush\ndb_password = hush\nEOF"],

@@ -220,8 +220,8 @@ def test_a_step_says_how_long_ago_its_workers_were_told_to_sample(
     """They are told 10 ms before the end; of a step whose workers answer without being told nothing is said."""
 
     class MultiprocExecutor:
-        def collective_rpc(self, method: str, args: tuple[object, ...] = ()) -> tuple[str, tuple[object, ...]]:
-            return method, args
+        def sample_tokens(self, grammar: object, non_block: bool = False) -> tuple[object, bool]:
+            return grammar, non_block
 
     module = SimpleNamespace(MultiprocExecutor=MultiprocExecutor)
     monkeypatch.setitem(sys.modules, "vllm.v1.executor.multiproc_executor", module)
@@ -229,13 +229,12 @@ def test_a_step_says_how_long_ago_its_workers_were_told_to_sample(
     monkeypatch.setattr("instrumented_connectors.scheduler_side.now_ns", lambda: next(clock))
     scheduler(memory, connector)
     executor = MultiprocExecutor()
-    assert executor.collective_rpc("sample_tokens", args=("no step yet",)) == ("sample_tokens", ("no step yet",))
+    assert executor.sample_tokens("no step yet", non_block=True) == ("no step yet", True)
     for is_asked in (True, False):
         connector.returns["build_connector_meta"] = doubles.metadata()
         connector.build_connector_meta(doubles.output({"a": 1}))
-        executor.collective_rpc("execute_model")
         if is_asked:
-            executor.collective_rpc("sample_tokens")
+            executor.sample_tokens(None)
         connector.get_kv_connector_stats()
 
     assert [event.numbers[2] for event in memory.of("step.ended")] == [10_000_000, 0]

@@ -104,3 +104,16 @@ def test_legs_of_other_ids_with_one_transfer_are_left(tmp_path: Path) -> None:
             told.append((len(reference(store)), {row["unwalked"] for row in store.rows("FROM walk_request")}))
 
     assert told == [(1, {"ids that lead to other requests"}), (2, {None})]
+
+
+def test_bytes_below_nothing_are_of_one_size_in_both(tmp_path: Path) -> None:
+    """A damaged amount of bytes: the fastest of its pair and size is the fastest for both engines of attribution."""
+    made = Scene(random.Random(0), 0)
+    made.rows = processes(made)
+    for number, (moved_bytes, by_ms) in enumerate(((-1, 0), (1, 20), (-(1 << 40), 5))):
+        trace = pull(f"r{number}").shifted(44.5, by_ms)
+        trace.events = [e._replace(b=moved_bytes) if e.stage == "transfer.post_ended" else e for e in trace.events]
+        made.events += trace.later(500 * number, 20 * (number + 1)).events
+
+    with stored(tmp_path / "run.duckdb", [made]) as store:
+        assert compare(store) == 1

@@ -133,7 +133,7 @@ _TOLD = (
 
 def size_class(moved_bytes: str) -> str:
     """Return SQL for the class of sizes that a transfer of so many bytes belongs to."""
-    return f"length(CASE WHEN {moved_bytes} = 0 OR {moved_bytes} IS NULL THEN '' ELSE bin({moved_bytes}) END)"
+    return f"length(CASE WHEN {moved_bytes} = 0 OR {moved_bytes} IS NULL THEN '' ELSE bin(abs({moved_bytes})) END)"
 
 
 def _settled() -> str:

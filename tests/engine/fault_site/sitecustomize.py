@@ -93,6 +93,11 @@ def _says_done_on_1(args: Sequence[Any], result: Any) -> bool:
     return bool(result == "DONE") and ranks is not None and ranks.get_tensor_model_parallel_rank() == 1
 
 
+def _wants_sample(args: Sequence[Any], result: Any) -> bool:
+    """Return whether workers have computed a step and wait to be told to sample."""
+    return result is None
+
+
 def _wakes_for_blocks(args: Sequence[Any], result: Any) -> bool:
     """Return whether P's sender thread wakes with blocks to send."""
     if threading.current_thread().name != _WRITER:
@@ -127,7 +132,7 @@ POINTS = (
     Point("core.takes_in", "vllm.v1.engine.core", "EngineCore.preprocess_add_request"),
     Point("core.sends_output", "vllm.v1.serial_utils", "MsgpackEncoder.encode_into", applies=_carries_outputs),
     Point("core.allocates", "vllm.v1.core.kv_cache_manager", "KVCacheManager.allocate_slots"),
-    Point("core.orders_sample", _EXECUTOR, "MultiprocExecutor.sample_tokens"),
+    Point("core.orders_sample", _EXECUTOR, "FutureWrapper.result", after=True, applies=_wants_sample),
     Point("forward", "vllm.model_executor.models.qwen3", "Qwen3ForCausalLM.forward"),
     Point("worker.executes", "vllm.v1.worker.gpu_worker", "Worker.execute_model", applies=_has_tokens),
     Point("worker.replies_tokens", _EXECUTOR, "WorkerProc.enqueue_output", applies=_replies("tokens")),
