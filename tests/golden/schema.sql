@@ -1054,7 +1054,7 @@ COMMENT ON COLUMN walk_segment."where" IS 'Where the time passed.';
 COMMENT ON COLUMN walk_segment."start_ns" IS 'Unix ns.';
 COMMENT ON COLUMN walk_segment."end_ns" IS 'Unix ns.';
 
-CREATE MACRO walk_common_sql() AS '112480 letters, sha256 34798de3f327c701e76dab89b8628b9d96aafa2ee3c6f604476d42eacae71b00';
+CREATE MACRO walk_common_sql() AS '112490 letters, sha256 908c36f19ac002bbfc7ea178ff094f668adca5d491c8c70f37d038927e85a6f3';
 COMMENT ON MACRO walk_common_sql IS 'What both views of the walk begin with.';
 CREATE OR REPLACE MACRO walk_request_sql() AS walk_common_sql() || '32968 letters, sha256 fc33c43f7ae79e582748fdfdb90816a859f974bd894b5a8e8f0b385f5b2908aa';
 COMMENT ON MACRO walk_request_sql IS 'The statement that view walk_request stands for.';
