@@ -226,7 +226,7 @@ if not (child := os.fork()):
     tracer.emit(50, "r")
     tracer.emit(50, "r")
     os._exit(int(tracer.enabled))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 os._exit(0)
 """
     assert spooled.run(script, private) == "0\n"
